@@ -1,0 +1,35 @@
+# Everything a fresh machine needs: Python (3.10 to 3.13) and make.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: quickstart test test-long lint clean
+
+# The stamp makes `make` install again when the metadata or the pins change, and only then.
+$(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) -e '.[test,lora]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e '.[dev]'
+	touch $@
+
+quickstart: $(VENV)/.installed
+	$(BIN)/python tools/quickstart.py
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+test-long: $(VENV)/.installed
+	$(BIN)/python -m pytest -m long
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) work_dirs build dist *.egg-info
