@@ -17,7 +17,6 @@ from importlib.util import find_spec
 from types import ModuleType
 
 EXPORTS: dict[str, str] = {
-    "LengthGroupedSampler": "xlength.samplers.length_grouped",
     "MAP_FUNC": "xlength.registry",
     "PLANS": "xlength.registry",
 }
