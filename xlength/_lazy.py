@@ -1,9 +1,9 @@
 """Which module holds which public name, and when the components get registered.
 
-Two wishes pull apart: ``import xlength`` must register every component in mmengine, which needs torch, and
-``import xlength.plan`` (which runs ``xlength/__init__.py`` first) must load numpy only. So the registration waits
-for mmengine: it runs at once where mmengine is loaded already, and right after mmengine's own import otherwise,
-whichever of the two comes first in a program.
+Two wishes pull apart: ``import xlength`` must register every component in mmengine, which needs
+torch, and ``import xlength.plan`` (which runs ``xlength/__init__.py`` first) must load numpy only.
+So the registration waits for mmengine: it runs at once where mmengine is loaded already, and right
+after mmengine's own import otherwise, whichever of the two comes first in a program.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from importlib.util import find_spec
 from types import ModuleType
 
 EXPORTS: dict[str, str] = {
+    "LengthGroupedSampler": "xlength.samplers.length_grouped",
     "MAP_FUNC": "xlength.registry",
     "PLANS": "xlength.registry",
+    "get_lengths": "xlength.lengths",
 }
 
 
@@ -40,12 +42,18 @@ def register_when_mmengine_loads() -> None:
 
 
 class _AfterMmengine(MetaPathFinder):
-    """Lets the ordinary finders import mmengine, then registers, once."""
+    """Lets the ordinary finders import mmengine, or one of our modules that may need it; then
+    registers.
+
+    Our modules are waited for too: one that is only half executed when it imports mmengine could
+    not be imported by the others that register.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "mmengine" or self not in sys.meta_path:
+        ours = fullname.startswith("xlength.") and fullname != "xlength.plan"
+        if not (fullname == "mmengine" or ours) or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
@@ -67,5 +75,10 @@ class _ThenRegister(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = self.loader
         module.__loader__ = self.loader
-        self.loader.exec_module(module)
-        register_all()
+        try:
+            self.loader.exec_module(module)
+        finally:
+            if "mmengine" not in sys.modules:
+                register_when_mmengine_loads()
+        if "mmengine" in sys.modules:
+            register_all()
