@@ -42,8 +42,7 @@ def register_when_mmengine_loads() -> None:
 
 
 class _AfterMmengine(MetaPathFinder):
-    """Lets the ordinary finders import mmengine, or one of our modules that may need it; then
-    registers.
+    """Lets the ordinary finders import mmengine, or a module of ours that may; then registers.
 
     Our modules are waited for too: one that is only half executed when it imports mmengine could
     not be imported by the others that register.
@@ -52,8 +51,8 @@ class _AfterMmengine(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        ours = fullname.startswith("xlength.") and fullname != "xlength.plan"
-        if not (fullname == "mmengine" or ours) or self not in sys.meta_path:
+        wanted = fullname == "mmengine" or fullname.startswith("xlength.")
+        if not wanted or self not in sys.meta_path:
             return None
         sys.meta_path.remove(self)
         spec = find_spec(fullname)
