@@ -3,6 +3,9 @@
 from xlength.plan.cost import ATTENTION, DEFAULT_CROSSOVER, TOKENS, Cost, padded_costs
 from xlength.plan.groups import Groups, fingerprint
 from xlength.plan.order import default_mega_batch_mult, length_grouped_order
+from xlength.plan.outlook import packing_outlook
+from xlength.plan.pack import best_fit, concat, next_fit, pack
+from xlength.plan.pieces import Overlong, Packs, Pieces, cut_overlong
 from xlength.plan.report import (
     batchmate_repeat,
     padding_efficiency,
@@ -18,10 +21,19 @@ __all__ = [
     "TOKENS",
     "Cost",
     "Groups",
+    "Overlong",
+    "Packs",
+    "Pieces",
     "batchmate_repeat",
+    "best_fit",
+    "concat",
+    "cut_overlong",
     "default_mega_batch_mult",
     "fingerprint",
     "length_grouped_order",
+    "next_fit",
+    "pack",
+    "packing_outlook",
     "padded_costs",
     "padding_efficiency",
     "rank_balance",
