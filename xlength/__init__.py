@@ -1,8 +1,9 @@
 """xlength: length-aware data loading for MMEngine / XTuner training of LLMs and VLMs.
 
 Importing this package registers every component in mmengine's registries, so that
-``custom_imports = dict(imports=['xlength'])`` is all a config needs. ``xlength.plan`` is numpy only: while
-mmengine has not been imported, nothing heavy is loaded here, and the registration runs as soon as it is.
+``custom_imports = dict(imports=['xlength'])`` is all a config needs. ``xlength.plan`` is numpy
+only: while mmengine has not been imported, nothing heavy is loaded here, and the registration runs
+as soon as it is.
 """
 
 from __future__ import annotations

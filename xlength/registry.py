@@ -1,9 +1,9 @@
 """The registration rule, and the registries of our own.
 
 A component of xlength can be named in four ways: ``type='xlength.X'`` in any config, also without
-``custom_imports`` (mmengine imports this module by itself when it meets the scope); the plain ``type='X'`` after
-``custom_imports = dict(imports=['xlength'])``; the class object; and ``default_scope = 'xlength'``. Nothing that
-another library registered is ever replaced.
+``custom_imports`` (mmengine imports this module by itself when it meets the scope); the plain
+``type='X'`` after ``custom_imports = dict(imports=['xlength'])``; the class object; and
+``default_scope = 'xlength'``. Nothing that another library registered is ever replaced.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ MAP_FUNC = Registry("map_fn", scope="xlength")
 def register(registry: Registry) -> Callable[[T], T]:
     """Register a class or function under its own name, here and in mmengine's registry.
 
-    In mmengine's registry the plain name is taken only where it is free, so importing xlength neither replaces
-    another library's component nor fails on its name; ``xlength.NAME`` always means ours.
+    In mmengine's registry the plain name is taken only where it is free, so importing xlength
+    neither replaces another library's component nor fails on its name; ``xlength.NAME`` always
+    means ours.
     """
 
     def decorator(component: T) -> T:

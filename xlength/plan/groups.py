@@ -35,7 +35,8 @@ class Groups:
         offsets = np.ascontiguousarray(self.offsets, dtype=np.int64)
         if members.ndim != 1 or offsets.ndim != 1 or len(offsets) == 0:
             raise ValueError(
-                f"members and offsets must be 1-d and offsets not empty, got shapes {members.shape} and {offsets.shape}"
+                "members and offsets must be 1-d and offsets not empty, "
+                f"got shapes {members.shape} and {offsets.shape}"
             )
         if offsets[0] != 0 or offsets[-1] != len(members) or (np.diff(offsets) < 0).any():
             raise ValueError(f"offsets must rise from 0 to len(members) = {len(members)}")
@@ -89,14 +90,14 @@ class Groups:
         return np.diff(self.offsets)
 
     def sums(self, values: NDArray[Any]) -> NDArray[Any]:
-        """(g,) sum of ``values[members]`` over each group (``values``: one per sample); 0 for an empty group."""
+        """(g,) sum of ``values[members]`` over each group, 0 for an empty one."""
         totals = np.zeros(len(self.members) + 1, dtype=np.result_type(values.dtype, np.int64))
         np.cumsum(values[self.members], out=totals[1:])
         result: NDArray[Any] = totals[self.offsets[1:]] - totals[self.offsets[:-1]]
         return result
 
     def maxima(self, values: NDArray[Any]) -> NDArray[Any]:
-        """(g,) largest of ``values[members]`` over each group; 0 for an empty group."""
+        """(g,) largest of ``values[members]`` over each group, 0 for an empty one."""
         result = np.zeros(len(self), dtype=values.dtype)
         filled = np.flatnonzero(self.sizes)
         if len(filled):
@@ -118,7 +119,7 @@ class Groups:
         return [self[i].tolist() for i in range(len(self))]
 
     def fingerprint(self) -> str:
-        """16 hex digits of sha256 over both arrays (little-endian int64): equal for equal groups on any machine."""
+        """16 hex digits over both arrays: equal for equal groups, on any machine."""
         return fingerprint(self.offsets, self.members)
 
 

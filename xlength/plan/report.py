@@ -1,7 +1,8 @@
-"""Measures of a plan: pure functions of lengths, batches and steps. See ``xlength report`` for the table.
+"""Measures of a plan: pure functions of lengths, batches and steps. See ``xlength report`` for the
+table.
 
-``steps`` is (num_steps, world_size) int64: row s holds, for every data-parallel rank, the index of its group in
-``groups``. Lengths may be signed; their size counts.
+``steps`` is (num_steps, world_size) int64: row s holds, for every data-parallel rank, the index of
+its group in ``groups``. Lengths may be signed; their size counts.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def step_costs(
 
 
 def rank_balance(costs: NDArray[np.float64]) -> float:
-    """Mean over steps of (mean cost over ranks / largest cost over ranks), from ``step_costs``; in (0, 1]."""
+    """Mean over steps of (mean / largest cost over ranks), from ``step_costs``; in (0, 1]."""
     slowest = costs.max(axis=1)
     return float(np.mean(costs.mean(axis=1) / slowest))
 
@@ -37,7 +38,8 @@ def rank_balance(costs: NDArray[np.float64]) -> float:
 def wall_efficiency(
     lengths: NDArray[Any], groups: Groups, steps: Ints, cost: Cost = TOKENS
 ) -> float:
-    """Share of all machines' time that is useful: cost of the real samples / (world size x sum of slowest ranks).
+    """Share of all machines' time that is useful: cost of the real samples / (world size x sum of
+    slowest ranks).
 
     A sample that is drawn twice counts once: its repetition is no useful work.
     """
@@ -47,7 +49,7 @@ def wall_efficiency(
 
 
 def step_correlation(lengths: NDArray[Any], groups: Groups, steps: Ints) -> float:
-    """Lag-1 correlation of the mean length of successive steps; 0 = no saw-tooth, also where it is undefined."""
+    """Lag-1 correlation of successive steps' mean lengths; 0 = no saw-tooth, or undefined."""
     totals = groups.sums(np.abs(lengths))[steps].sum(axis=1)
     means = totals / groups.sizes[steps].sum(axis=1)
     before, after = means[:-1], means[1:]
@@ -59,7 +61,8 @@ def step_correlation(lengths: NDArray[Any], groups: Groups, steps: Ints) -> floa
 def batchmate_repeat(groups: Groups, next_groups: Groups) -> float:
     """Share of the pairs that share a batch in one epoch and share one again in the next.
 
-    A sample that was drawn more than once stands where it was drawn first. Cost: one sort of the samples.
+    A sample that was drawn more than once stands where it was drawn first. Cost: one sort of the
+    samples.
     """
     now, then = _group_of(groups), _group_of(next_groups)
     length = min(len(now), len(then))
@@ -70,7 +73,7 @@ def batchmate_repeat(groups: Groups, next_groups: Groups) -> float:
 
 
 def _group_of(groups: Groups) -> Ints:
-    """(largest member + 1,) int64: the group in which each sample is drawn first, -1 where it is not drawn."""
+    """(largest member + 1,) int64: the group that draws each sample first, -1 for none."""
     owner = np.repeat(np.arange(len(groups), dtype=np.int64), groups.sizes)
     result = np.full(int(groups.members.max(initial=-1)) + 1, -1, dtype=np.int64)
     result[groups.members[::-1]] = owner[::-1]

@@ -1,0 +1,183 @@
+"""``LengthGroupedSampler``: XTuner's sampler, index for index, vectorised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from mmengine.dist import sync_random_seed
+from mmengine.logging import print_log
+from torch.utils.data import Sampler
+
+from xlength.lengths import get_lengths, warn_if_grouping_is_useless
+from xlength.plan.groups import Ints, fingerprint
+from xlength.plan.order import default_mega_batch_mult, length_grouped_order
+from xlength.registry import DATA_SAMPLERS, register
+from xlength.samplers.leftovers import accept_leftovers
+from xlength.samplers.parallel import data_parallel_info
+from xlength.samplers.state import check_state, step_of
+
+
+@register(DATA_SAMPLERS)
+class LengthGroupedSampler(Sampler[int]):
+    """Batches of like length, modalities apart, in XTuner 0.2's order bit for bit.
+
+    Replaces ``DefaultSampler`` in a config by three lines::
+
+        sampler=dict(
+            type='xlength.LengthGroupedSampler', length_property='length',
+            per_device_batch_size=batch_size * accumulative_counts)
+
+    A random order (seeded ``seed + epoch``) is cut into mega-batches of ``mega_batch_mult *
+    per_device_batch_size * world_size`` samples, each sorted by falling length; see
+    ``xlength.plan.length_grouped_order`` for the whole rule. Rank r draws every ``world_size``-th
+    index from r on.
+
+    Price: batch-mates are chosen by length, so batches vary less in content than random ones;
+    lengths fall through each mega-batch (a saw-tooth in the loss curve); with ``round_up`` the head
+    of the order, which begins with the longest sample, is drawn again at the end. The plans of
+    ``PlanSampler`` avoid both and waste less time.
+    Cost: see ``length_grouped_order``; each epoch's order is made on every rank, nothing is
+    communicated.
+    Source: InternLM/XTuner 0.2.0, after LLaVA's and Hugging Face's samplers of the same name.
+
+    Args:
+        dataset: sized; its lengths are found by ``xlength.get_lengths``.
+        per_device_batch_size: samples of one rank that should be of like length: the loader's batch
+            size times the accumulated micro-steps.
+        length_property: column, attribute or property with one length per sample: ``'length'`` (>
+            0) or ``'modality_length'`` (> 0 with images, < 0 text only).
+        mega_batch_mult: global batches in a mega-batch; by default 50, or as many as leave four
+            mega-batches.
+        seed: of the run; None draws one and shares it over the ranks.
+        round_up: repeat samples from the head of the order until every rank has the same whole
+            number of batches.
+        dp_rank, dp_world_size: data-parallel rank and size where they are not the global ones, as
+            under sequence or tensor parallelism; ranks of one group then draw the same samples.
+        leftovers: keywords that a swapped config leaves behind, such as ``shuffle=True``.
+
+    Raises:
+        ValueError: an argument, or a length, is out of its range; the data set is empty.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        per_device_batch_size: int,
+        length_property: str = "length",
+        mega_batch_mult: int | None = None,
+        seed: int | None = None,
+        round_up: bool = True,
+        *,
+        dp_rank: int | None = None,
+        dp_world_size: int | None = None,
+        **leftovers: Any,
+    ) -> None:
+        print_log("LengthGroupedSampler is used.", logger="current")
+        _check_positive("per_device_batch_size", per_device_batch_size)
+        if mega_batch_mult is not None:
+            _check_positive("mega_batch_mult", mega_batch_mult)
+        accept_leftovers("LengthGroupedSampler", leftovers)
+        self.rank, self.world_size = data_parallel_info(dp_rank, dp_world_size)
+        self.dataset = dataset
+        self.per_device_batch_size = per_device_batch_size
+        self.length_property = length_property
+        self.length = get_lengths(dataset, length_property)
+        warn_if_grouping_is_useless(self.length, length_property)
+        self.seed = int(sync_random_seed() if seed is None else seed)
+        self.round_up = round_up
+        self.epoch = 0
+        self.total_batch_size = per_device_batch_size * self.world_size
+        if mega_batch_mult is None:
+            mega_batch_mult = default_mega_batch_mult(len(self.length), self.total_batch_size)
+        self.group_batch_size = mega_batch_mult * self.total_batch_size
+        self._set_sizes()
+        self._start = 0
+        self._yielded = 0
+        print_log(
+            "LengthGroupedSampler construction is complete, "
+            f"and the selected attribute is {length_property}",
+            logger="current",
+        )
+
+    def _set_sizes(self) -> None:
+        num_samples = len(self.length)
+        if self.round_up:
+            batches = -(-num_samples // self.total_batch_size)
+            self.num_samples = batches * self.per_device_batch_size
+            self.total_size = self.num_samples * self.world_size
+        else:
+            self.num_samples = max(0, -((self.rank - num_samples) // self.world_size))
+            self.total_size = num_samples
+
+    def order(self, epoch: int) -> Ints:
+        """(total_size,) int64: the indices that all ranks together draw in an epoch, in turn."""
+        generator = torch.Generator()
+        generator.manual_seed(self.seed + epoch)
+
+        def permute(count: int) -> Ints:
+            return torch.randperm(count, generator=generator).numpy()
+
+        order = length_grouped_order(self.length, self.group_batch_size, permute)
+        return np.resize(order, self.total_size) if self.total_size > len(order) else order
+
+    def __iter__(self) -> Iterator[int]:
+        """Indices of this rank, from the loaded position on, else from the start of the epoch."""
+        mine = self.order(self.epoch)[self.rank :: self.world_size]
+        start, self._start = self._start, 0
+        self._yielded = start
+        for index in mine[start:].tolist():
+            self._yielded += 1
+            yield index
+
+    def __len__(self) -> int:
+        """Samples of this rank in a whole epoch, also after ``load_state_dict``."""
+        return self.num_samples
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch's order. A loaded position is kept only if it belongs to this epoch."""
+        if epoch != self.epoch:
+            self._start = self._yielded = 0
+        self.epoch = epoch
+
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """What is needed to continue: plain values only.
+
+        Args:
+            step: samples of the epoch that this rank has consumed; by default those that were drawn
+                from the last iterator, which counts what workers have fetched ahead.
+        """
+        return {
+            "version": 1,
+            "type": "LengthGroupedSampler",
+            "seed": self.seed,
+            "epoch": self.epoch,
+            "step": self._yielded if step is None else int(step),
+            "world_size": self.world_size,
+            "fingerprint": fingerprint(self.length),
+            "options": {
+                "per_device_batch_size": self.per_device_batch_size,
+                "group_batch_size": self.group_batch_size,
+                "length_property": self.length_property,
+                "round_up": self.round_up,
+            },
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Continue at the state's epoch and step, with its seed.
+
+        Raises:
+            ValueError: the state belongs to other lengths, options or another world size
+                (``strict=True``). With ``strict=False`` the epoch is started anew and a warning
+                says why.
+        """
+        fits = check_state(state, self.state_dict(0), strict)
+        self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
+        self._start = self._yielded = step_of(state, self.num_samples) if fits else 0
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")

@@ -1,0 +1,60 @@
+"""Checks of a saved sampler state against the sampler that is to continue it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from mmengine.logging import print_log
+
+_RULES = {
+    "version": "the state's layout",
+    "type": "the sampler",
+    "fingerprint": "the lengths of the data",
+    "world_size": "the data-parallel size",
+}
+
+
+def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], strict: bool) -> bool:
+    """Whether ``state`` continues what ``expected`` (a fresh state of the present sampler)
+    describes.
+
+    Returns:
+        True if it fits; False if it does not and ``strict`` is off, after a warning.
+
+    Raises:
+        ValueError: it does not fit and ``strict`` is on; names what was and what is.
+        KeyError: the state lacks a key, so it is no sampler state.
+    """
+    missing = [key for key in expected if key not in state]
+    if missing:
+        raise KeyError(f"not a sampler state: it lacks {', '.join(missing)}")
+    changes = [
+        f"{meaning} ({key}) was {state[key]!r} and is {expected[key]!r}"
+        for key, meaning in _RULES.items()
+        if state[key] != expected[key]
+    ]
+    was, now = state["options"], expected["options"]
+    changes += [
+        f"option {key} was {was.get(key)!r} and is {now.get(key)!r}"
+        for key in sorted({*was, *now})
+        if was.get(key) != now.get(key)
+    ]
+    if not changes:
+        return True
+    message = "the saved state does not fit this run: " + "; ".join(changes)
+    if strict:
+        raise ValueError(
+            message + ". Restore what was, or load with strict=False to start the epoch anew"
+        )
+    print_log(f"{message}. Epoch {state['epoch']} starts anew.", "current", logging.WARNING)
+    return False
+
+
+def step_of(state: Mapping[str, Any], length: int) -> int:
+    """The state's step, checked to lie in the epoch."""
+    step = int(state["step"])
+    if not 0 <= step <= length:
+        raise ValueError(f"step must be in [0, {length}], the epoch's length, got {step}")
+    return step
