@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xlength.plan.outlook import packing_outlook
-from xlength.plan.pack import _best_fit_runs, best_fit, concat, next_fit, pack
+from xlength.plan.pack import _best_fit_runs, best_fit, concat, next_fit, pack_samples
 from xlength.plan.pieces import cut_overlong
 
 CASES = st.tuples(
@@ -85,7 +85,7 @@ def test_every_token_is_packed_once_and_no_pack_is_too_long(strategy, case):
     values, max_length, seed = case
     lengths = np.array(values, dtype=np.int64)
     rng = np.random.default_rng(seed) if seed else None
-    packs, _ = pack(lengths, max_length, strategy, rng=rng)
+    packs, _ = pack_samples(lengths, max_length, strategy, rng=rng)
     assert sorted(tokens_of(packs, lengths)) == [
         (sample, position) for sample, length in enumerate(values) for position in range(length)
     ]
@@ -106,13 +106,13 @@ def test_splitting_loses_no_token_and_truncating_loses_only_the_excess(
 ):
     lengths = np.array(values)
     whole = [(sample, position) for sample, n in enumerate(values) for position in range(n)]
-    packs, report = pack(lengths, max_length, strategy, "split", np.random.default_rng(0))
+    packs, report = pack_samples(lengths, max_length, strategy, "split", np.random.default_rng(0))
     assert sorted(tokens_of(packs, lengths)) == whole and report.tokens == 0
     assert packs.fills(lengths).max() <= max_length
-    packs, report = pack(lengths, max_length, strategy, "truncate")
+    packs, report = pack_samples(lengths, max_length, strategy, "truncate")
     assert sorted(tokens_of(packs, lengths)) == [t for t in whole if t[1] < max_length]
     assert report.tokens == sum(max(0, n - max_length) for n in values)
-    packs, report = pack(lengths, max_length, strategy, "drop")
+    packs, report = pack_samples(lengths, max_length, strategy, "drop")
     assert sorted(tokens_of(packs, lengths)) == [t for t in whole if values[t[0]] <= max_length]
     assert report.count == sum(n > max_length for n in values)
 
@@ -196,7 +196,7 @@ def test_best_fit_needs_no_more_packs_than_next_fit_on_real_shapes():
 class TestOverlong:
     def test_a_sample_of_10_at_max_length_5_is_refused_with_row_and_numbers(self):
         with pytest.raises(ValueError, match=r"1 samples.*max_length=5.*row 0.*10 tokens"):
-            pack(np.array([10]), 5)
+            pack_samples(np.array([10]), 5)
         with pytest.raises(ValueError, match=r"2 samples.*max_length=5.*row 1.*7 tokens"):
             best_fit(np.array([5, 7, 1, 9]), 5)
 
@@ -212,7 +212,7 @@ class TestOverlong:
     def test_a_sample_of_10_at_max_length_5_follows_the_policy(
         self, policy, expected, tokens, strategy
     ):
-        packs, report = pack(np.array([10]), 5, strategy, policy)
+        packs, report = pack_samples(np.array([10]), 5, strategy, policy)
         got = [
             [tuple(map(int, piece)) for piece in zip(*packs[i], strict=True)]
             for i in range(len(packs))
@@ -231,19 +231,25 @@ class TestOverlong:
         assert pieces is None and report.count == 0 and "no sample" in str(report)
 
     def test_the_sign_of_a_modality_length_is_ignored(self):
-        packs, _ = pack(np.array([-4, 3, -3, 2]), 6)
+        packs, _ = pack_samples(np.array([-4, 3, -3, 2]), 6)
         assert sorted(packs.fills(np.array([-4, 3, -3, 2])).tolist()) == [6, 6]
 
 
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: pack(np.array([1]), 0), "max_length must be .* at least 1 token, got 0"),
-        (lambda: pack(np.array([1]), 2.5), "max_length .* got 2.5"),
-        (lambda: pack(np.array([3, 0, 0]), 4), "at least 1 token, got 0 at row 1"),
-        (lambda: pack(np.array([1.5]), 4), "one whole number a sample"),
-        (lambda: pack(np.array([1]), 4, "worst_fit"), "strategy must be one of .*'worst_fit'"),
-        (lambda: pack(np.array([1]), 4, overlong="keep"), "overlong must be one of .*'keep'"),
+        (lambda: pack_samples(np.array([1]), 0), "max_length must be .* at least 1 token, got 0"),
+        (lambda: pack_samples(np.array([1]), 2.5), "max_length .* got 2.5"),
+        (lambda: pack_samples(np.array([3, 0, 0]), 4), "at least 1 token, got 0 at row 1"),
+        (lambda: pack_samples(np.array([1.5]), 4), "one whole number a sample"),
+        (
+            lambda: pack_samples(np.array([1]), 4, "worst_fit"),
+            "strategy must be one of .*'worst_fit'",
+        ),
+        (
+            lambda: pack_samples(np.array([1]), 4, overlong="keep"),
+            "overlong must be one of .*'keep'",
+        ),
     ],
 )
 def test_bad_input_is_refused_by_name(call, message):

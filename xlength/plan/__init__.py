@@ -4,7 +4,7 @@ from xlength.plan.cost import ATTENTION, DEFAULT_CROSSOVER, TOKENS, Cost, padded
 from xlength.plan.groups import Groups, fingerprint
 from xlength.plan.order import default_mega_batch_mult, length_grouped_order
 from xlength.plan.outlook import packing_outlook
-from xlength.plan.pack import best_fit, concat, next_fit, pack
+from xlength.plan.pack import best_fit, concat, next_fit, pack_samples
 from xlength.plan.pieces import Overlong, Packs, Pieces, cut_overlong
 from xlength.plan.report import (
     batchmate_repeat,
@@ -32,7 +32,7 @@ __all__ = [
     "fingerprint",
     "length_grouped_order",
     "next_fit",
-    "pack",
+    "pack_samples",
     "packing_outlook",
     "padded_costs",
     "padding_efficiency",

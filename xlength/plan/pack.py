@@ -18,7 +18,7 @@ Run = tuple[int, int, int, int]
 """(first pack, packs, samples laid in each, samples that each held before)."""
 
 
-def pack(
+def pack_samples(
     lengths: NDArray[Any],
     max_length: int,
     strategy: str = "best_fit",

@@ -163,8 +163,8 @@ def cut_overlong(
     if policy == "error":
         raise ValueError(
             f"{len(rows)} samples are longer than max_length={max_length}, the first is row "
-            f"{first} with {facts[3]} tokens; set overlong to 'truncate', 'split' or 'drop', or raise "
-            "max_length"
+            f"{first} with {facts[3]} tokens; set overlong to 'truncate', 'split' or 'drop', or "
+            "raise max_length"
         )
     if policy == "truncate":
         whole = Pieces.whole(np.minimum(sizes, max_length))
