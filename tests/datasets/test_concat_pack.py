@@ -188,7 +188,7 @@ def test_types_are_kept_and_empty_rows_are_passed_over():
             "'input_ids': 1 rows are null, first row 1",
         ),
         ({"input_ids": [[], []], "labels": [[], []]}, "2 rows, all of them empty"),
-        ({"input_ids": [3], "labels": [[2]]}, "'input_ids' has type int64; it must be lists"),
+        ({"input_ids": [3], "labels": [[2]]}, "'input_ids' has type int32; it must be lists"),
     ],
 )
 def test_rows_that_cannot_be_packed_are_refused_by_name(columns, message):
