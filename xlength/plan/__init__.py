@@ -1,6 +1,8 @@
 """Plans: the whole order of an epoch, made by pure functions of numpy arrays. Imports numpy only."""
 
+from xlength.plan.balance import deal
 from xlength.plan.cost import ATTENTION, DEFAULT_CROSSOVER, TOKENS, Cost, padded_costs
+from xlength.plan.epoch import EpochPlan, Plan, epoch_rng
 from xlength.plan.groups import Groups, fingerprint
 from xlength.plan.order import default_mega_batch_mult, length_grouped_order
 from xlength.plan.outlook import packing_outlook
@@ -20,15 +22,19 @@ __all__ = [
     "DEFAULT_CROSSOVER",
     "TOKENS",
     "Cost",
+    "EpochPlan",
     "Groups",
+    "Plan",
     "Overlong",
     "Packs",
     "Pieces",
     "batchmate_repeat",
+    "deal",
     "best_fit",
     "concat",
     "cut_overlong",
     "default_mega_batch_mult",
+    "epoch_rng",
     "fingerprint",
     "length_grouped_order",
     "next_fit",

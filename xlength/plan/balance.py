@@ -1,0 +1,126 @@
+"""Steps of equal cost: which batches are computed at the same time, and by which rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlength.plan.groups import Ints
+
+_RUN = 4
+"""Steps of like cost among which batches are sorted once more, by the second measure."""
+
+
+def deal(
+    costs: NDArray[Any],
+    world_size: int,
+    rng: np.random.RandomState,
+    *,
+    accumulate: int = 1,
+    kinds: NDArray[Any] | None = None,
+    second: NDArray[Any] | None = None,
+) -> Ints:
+    """Deal groups to steps so that no rank waits: in each, ``world_size`` groups of like cost.
+
+    All groups are sorted by cost and cut into steps; the costliest step comes first, so that a lack
+    of memory shows at once, and all others are shuffled, so that costs do not rise or fall over the
+    epoch. Which rank gets which group of a step is random. With gradient accumulation the groups of
+    each micro-step are dealt to the ranks so that their sums over the optimiser step are equal too.
+
+    Cost: a sort of the groups; independent of the world size.
+
+    Args:
+        costs: (g,) padded cost of each group; g is a multiple of ``world_size``.
+        world_size: data-parallel ranks.
+        rng: random state of the epoch.
+        accumulate: micro-steps of an optimiser step.
+        kinds: (g,) modality of each group. Each step gets one kind; what is left of the kinds when
+            they are no multiples of ``world_size`` shares steps, of two kinds at most one.
+        second: (g,) a second measure of each group, such as its padded tokens where the cost is
+            attention: groups of nearly equal cost are sorted by it. Costs about a thousandth of the
+            balance by cost and gives a hundredth of the balance by tokens.
+
+    Returns:
+        (g / world_size, world_size) int64: a permutation of ``range(g)``.
+
+    Raises:
+        ValueError: the number of groups is no multiple of the world size.
+    """
+    costs = np.asarray(costs, dtype=np.float64)
+    if world_size < 1 or accumulate < 1:
+        raise ValueError(
+            f"world_size and accumulate must be at least 1, got {world_size} and {accumulate}"
+        )
+    if len(costs) % world_size:
+        raise ValueError(
+            f"the number of groups must be a multiple of world_size {world_size}, got {len(costs)}"
+        )
+    if len(costs) == 0:
+        return np.zeros((0, world_size), dtype=np.int64)
+    parts = _whole_steps(costs, kinds, world_size)
+    rows = [_by_second(part, second, world_size).reshape(-1, world_size) for part in parts]
+    steps = np.concatenate(rows)
+    first = int(np.argmax(costs[steps].max(axis=1)))
+    others = rng.permutation(np.delete(np.arange(len(steps)), first))
+    return _to_ranks(steps[np.append(first, others)], costs, accumulate, rng)
+
+
+def _whole_steps(costs: NDArray[Any], kinds: NDArray[Any] | None, world_size: int) -> list[Ints]:
+    """Groups by falling cost, one array per kind and one for what is left, each of whole steps."""
+    order = np.argsort(-costs, kind="stable")
+    if kinds is None:
+        return [order]
+    kinds = np.asarray(kinds)[order]
+    parts = [order[kinds == kind] for kind in np.unique(kinds)]
+    rest = [len(part) % world_size for part in parts]
+    if not any(rest):
+        return parts
+    # Of each kind leave out groups whose cost is that of the cheapest of the smallest kind.
+    smallest = min((i for i, count in enumerate(rest) if count), key=lambda i: len(parts[i]))
+    target = costs[parts[smallest][-rest[smallest] :]].mean()
+    shared: list[Ints] = []
+    for i, (part, count) in enumerate(zip(parts, rest, strict=True)):
+        start = int(np.searchsorted(-costs[part], -target)) - count // 2
+        start = max(0, min(start, len(part) - count))
+        shared.append(part[start : start + count])
+        parts[i] = np.delete(part, np.s_[start : start + count])
+    left = np.concatenate(shared)
+    parts.append(left[np.argsort(-costs[left], kind="stable")])
+    return parts
+
+
+def _by_second(order: Ints, second: NDArray[Any] | None, world_size: int) -> Ints:
+    """Sort runs of a few steps, after the costliest step, by the second measure."""
+    if second is None or len(order) <= 2 * world_size:
+        return order
+    rest = order[world_size:]
+    run = np.arange(len(rest)) // (_RUN * world_size)
+    rest = rest[np.lexsort((-np.asarray(second)[rest], run))]
+    return np.concatenate([order[:world_size], rest])
+
+
+def _to_ranks(
+    steps: Ints, costs: NDArray[Any], accumulate: int, rng: np.random.RandomState
+) -> Ints:
+    """Deal each step's groups to ranks: at random, or so that sums over micro-steps are equal."""
+    num_steps, world_size = steps.shape
+    if accumulate == 1:
+        places = rng.random_sample(steps.shape).argsort(axis=1)
+        return np.take_along_axis(steps, places, axis=1)
+    num_updates = -(-num_steps // accumulate)
+    shuffled = rng.random_sample((num_updates, world_size)).argsort(axis=1)
+    sums = np.zeros((num_updates, world_size))
+    result = np.empty_like(steps)
+    for micro in range(accumulate):
+        rows = steps[micro::accumulate]
+        if not len(rows):
+            break
+        falling = np.take_along_axis(rows, (-costs[rows]).argsort(axis=1, kind="stable"), axis=1)
+        rising = sums[: len(rows)].argsort(axis=1, kind="stable")
+        dealt = np.empty_like(rows)
+        np.put_along_axis(dealt, rising, falling, axis=1)
+        sums[: len(rows)] += costs[dealt]
+        result[micro::accumulate] = np.take_along_axis(dealt, shuffled[: len(rows)], axis=1)
+    return result
