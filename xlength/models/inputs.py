@@ -1,0 +1,16 @@
+"""What of a batch goes to the language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+BATCH_FACTS = frozenset(
+    {"lengths", "num_tokens", "cu_seqlens", "cumulative_len", "max_seqlen", "sample_ids"}
+)
+"""Keys by which a batch describes itself: for hooks and attention kernels, no arguments of the model."""
+
+
+def model_inputs(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch without its facts, and without arguments that are None."""
+    return {key: data[key] for key in data if key not in BATCH_FACTS and data[key] is not None}

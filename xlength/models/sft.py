@@ -1,0 +1,153 @@
+"""``SupervisedFinetune``: a transformers causal language model as an mmengine model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from mmengine.model import BaseModel
+from mmengine.runner import load_checkpoint
+from torch import Tensor, nn
+
+from xlength.losses import TokenWeightedLoss, count_predicted
+from xlength.models.inputs import model_inputs
+from xlength.models.language_model import build_language_model, fit_embeddings
+from xlength.models.lora import add_lora, trained_names
+from xlength.registry import MODELS, register
+
+LOSS_REDUCTIONS = ("tokens", "mean")
+
+
+@register(MODELS)
+class SupervisedFinetune(BaseModel):
+    """Fine-tune a causal language model of transformers, whole or through LoRA.
+
+    XTuner's arguments, batch (``dict(data=..., data_samples=None)``) and modes, with a loss that
+    weighs all tokens of an optimiser step alike; see ``TokenWeightedLoss`` for its price.
+
+    Args:
+        llm: a model, or a dict that builds one: ``dict(type=AutoModelForCausalLM.from_pretrained,
+            pretrained_model_name_or_path=...)``, or with random weights ``dict(type=
+            'AutoModelForCausalLM.from_config', config=dict(type='LlamaConfig', ...))``.
+        lora: a peft config or a dict of one; then only adapters are trained, and the state dict
+            holds nothing else. Needs the extra ``lora``.
+        peft_model: checkpoint whose adapters to start from.
+        use_activation_checkpointing: recompute activations in the backward pass: about a third
+            more time, far less memory.
+        use_varlen_attn: the batches are packs; see ``packed_collate_fn``.
+        tokenizer: a tokenizer or a dict of one; the embeddings grow to hold its tokens, new ones
+            start at the mean of the old.
+        max_position_embeddings: tokens; stretches rotary positions linearly to this length
+            (``from_pretrained`` only).
+        loss_reduction: ``'tokens'``, or ``'mean'`` for XTuner's: the mean of each rank's each
+            micro-step.
+        data_preprocessor: as in mmengine.
+
+    Raises:
+        ValueError: an argument is none of the above.
+    """
+
+    def __init__(
+        self,
+        llm: Any,
+        lora: Any = None,
+        peft_model: str | None = None,
+        use_activation_checkpointing: bool = True,
+        use_varlen_attn: bool = False,
+        tokenizer: Any = None,
+        max_position_embeddings: int | None = None,
+        loss_reduction: str = "tokens",
+        data_preprocessor: Any = None,
+    ) -> None:
+        super().__init__(data_preprocessor)
+        if loss_reduction not in LOSS_REDUCTIONS:
+            raise ValueError(
+                f"loss_reduction must be one of {LOSS_REDUCTIONS}, got {loss_reduction!r}"
+            )
+        if peft_model is not None and lora is None:
+            raise ValueError("peft_model needs lora, the config of the adapters it holds")
+        self.loss_reduction = loss_reduction
+        self.token_weighted_loss = TokenWeightedLoss()
+        self.use_varlen_attn = use_varlen_attn
+        self.use_lora = lora is not None
+        self.llm = build_language_model(llm, max_position_embeddings)
+        if tokenizer is not None:
+            fit_embeddings(self.llm, tokenizer)
+        if use_activation_checkpointing:
+            self.activation_checkpointing_enable()
+        if self.use_lora:
+            self.llm = add_lora(self.llm, lora, use_activation_checkpointing)
+            self.register_load_state_dict_post_hook(_only_trained_are_missing)
+            if peft_model is not None:
+                load_checkpoint(self, peft_model)
+
+    def init_weights(self) -> None:
+        """Nothing: the weights are those that ``llm`` came with."""
+
+    def activation_checkpointing_enable(self) -> None:
+        """Recompute activations in the backward pass."""
+        self.llm.enable_input_require_grads()
+        self.llm.gradient_checkpointing_enable({"use_reentrant": False})
+
+    def activation_checkpointing_disable(self) -> None:
+        """Keep activations for the backward pass."""
+        self.llm.gradient_checkpointing_disable()
+
+    gradient_checkpointing_enable = activation_checkpointing_enable
+    gradient_checkpointing_disable = activation_checkpointing_disable
+
+    def forward(self, data: Mapping[str, Any], data_samples: Any = None, mode: str = "loss") -> Any:
+        """Run the language model on a batch.
+
+        Args:
+            data: ``input_ids``, ``attention_mask``, ``position_ids``, ``labels``, each (rows,
+                length), and facts about the batch, which are passed over.
+            data_samples: ignored.
+            mode: ``'loss'``, ``'predict'`` or ``'tensor'``.
+
+        Returns:
+            ``'loss'``: dict of ``loss``, the mean over this batch's predicted tokens, and
+            ``num_tokens``, their number; ``'predict'``: a list of dicts with each row's
+            ``logits``; ``'tensor'``: the model's output.
+        """
+        if mode not in ("loss", "predict", "tensor"):
+            raise ValueError(f"mode must be 'loss', 'predict' or 'tensor', got {mode!r}")
+        outputs = self.llm(**model_inputs(data))
+        if mode == "tensor":
+            return outputs
+        if mode == "predict":
+            return [{"logits": logits} for logits in outputs.logits]
+        return {"loss": outputs.loss, "num_tokens": count_predicted(data["labels"])}
+
+    def parse_losses(self, losses: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss to go backward from, and what to log; called once for each micro-step.
+
+        Args:
+            losses: what ``forward`` returned.
+        """
+        losses = dict(losses)
+        num_tokens = losses.pop("num_tokens")
+        if self.loss_reduction == "mean":
+            return super().parse_losses(losses)
+        trained = (p for p in self.parameters() if p.requires_grad)
+        loss, reported = self.token_weighted_loss(losses.pop("loss"), num_tokens, trained)
+        return loss, {"loss": reported, **losses}
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """All weights; with LoRA only those that are trained."""
+        state = super().state_dict(*args, **kwargs)
+        if not self.use_lora:
+            return state
+        prefix = kwargs.get("prefix", "")
+        trained = {prefix + name for name in trained_names(self)}
+        for name in [name for name in state if name.startswith(prefix) and name not in trained]:
+            del state[name]
+        return state
+
+
+def _only_trained_are_missing(module: nn.Module, incompatible_keys: Any) -> None:
+    """A state dict without the frozen weights is whole."""
+    trained = trained_names(module)
+    missing = incompatible_keys.missing_keys
+    missing[:] = [name for name in missing if name in trained]

@@ -1,0 +1,1 @@
+"""Helpers of the training process: building from configs, process groups, checkpoints, loaders."""
