@@ -15,12 +15,17 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import ModuleType
+from typing import Any
 
 EXPORTS: dict[str, str] = {
     "LengthGroupedSampler": "xlength.samplers.length_grouped",
     "MAP_FUNC": "xlength.registry",
     "PLANS": "xlength.registry",
+    "PackedDataset": "xlength.datasets.packed",
     "get_lengths": "xlength.lengths",
+    "packed_collate_fn": "xlength.collate_packed",
+    "SupervisedFinetune": "xlength.models.sft",
+    "TrainLoop": "xlength.loops",
 }
 
 
@@ -42,42 +47,54 @@ def register_when_mmengine_loads() -> None:
 
 
 class _AfterMmengine(MetaPathFinder):
-    """Lets the ordinary finders import mmengine, or a module of ours that may; then registers.
+    """Leaves imports to the ordinary finders, and registers after the one that brought mmengine.
 
-    Our modules are waited for too: one that is only half executed when it imports mmengine could
-    not be imported by the others that register.
+    That is mmengine's own, or that of the outermost module of ours which imports it: one that is
+    only half executed could not be imported by the others that register.
     """
+
+    def __init__(self) -> None:
+        self.searching = False
+        self.executing = 0
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         wanted = fullname == "mmengine" or fullname.startswith("xlength.")
-        if not wanted or self not in sys.meta_path:
+        if not wanted or self.searching:
             return None
-        sys.meta_path.remove(self)
-        spec = find_spec(fullname)
-        if spec is None or spec.loader is None:
-            sys.meta_path.insert(0, self)
-            return spec
-        spec.loader = _ThenRegister(spec.loader)
+        self.searching = True
+        try:
+            spec = find_spec(fullname)
+        finally:
+            self.searching = False
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenRegister(spec.loader, self)
         return spec
 
 
 class _ThenRegister(Loader):
-    def __init__(self, loader: Loader) -> None:
+    """The ordinary loader of one module, which tells the finder when the module is executed."""
+
+    def __init__(self, loader: Loader, finder: _AfterMmengine) -> None:
         self.loader = loader
+        self.finder = finder
+
+    def __getattr__(self, name: str) -> Any:  # get_code and the like, for `python -m`
+        return getattr(self.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        module.__spec__.loader = self.loader
-        module.__loader__ = self.loader
+        module.__spec__.loader = module.__loader__ = self.loader
+        self.finder.executing += 1
         try:
             self.loader.exec_module(module)
         finally:
-            if "mmengine" not in sys.modules:
-                register_when_mmengine_loads()
-        if "mmengine" in sys.modules:
+            self.finder.executing -= 1
+        done = self.finder.executing == 0 and "mmengine" in sys.modules
+        if done and self.finder in sys.meta_path:
+            sys.meta_path.remove(self.finder)
             register_all()
