@@ -145,13 +145,13 @@ def test_concat_fills_every_pack_but_the_last_and_keeps_the_order(case):
 
 
 def test_the_seed_decides_which_of_equal_samples_go_together_and_nothing_else():
-    lengths = np.random.default_rng(5).integers(1, 300, 2000)
+    lengths = np.random.RandomState(5).randint(1, 300, 2000)
     first, again, other = (
-        best_fit(lengths, 8192, np.random.default_rng(seed)) for seed in (0, 0, 1)
+        best_fit(lengths, 8192, np.random.RandomState(seed)) for seed in (0, 0, 1)
     )
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
     assert contents(first, lengths) == contents(other, lengths)
-    assert first.fingerprint() == "6148b17603076e12"
+    assert first.fingerprint() == "a2e7bbd133932878"
 
 
 @pytest.mark.parametrize("long", [70_000, 5_000_000_000])

@@ -12,6 +12,7 @@ from datasets.fingerprint import Hasher
 from mmengine.logging import print_log
 
 from xlength.arrow import list_sizes
+from xlength.plan.epoch import epoch_rng
 from xlength.plan.pack import concat
 from xlength.plan.pieces import Packs
 
@@ -61,7 +62,7 @@ def pack_dataset(
     if not len(rows):
         raise ValueError(f"dataset has no token to pack: {len(dataset)} rows, all of them empty")
     if shuffle_before_pack:
-        rows = rows[np.random.default_rng(seed).permutation(len(rows))]
+        rows = rows[epoch_rng(seed, 0).permutation(len(rows))]
     plan = concat(sizes[rows], max_length)
     features = {name: dataset.features[name] for name in columns}
     if use_varlen_attn:

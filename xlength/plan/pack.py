@@ -14,6 +14,7 @@ from xlength.plan.pieces import Overlong, Packs, Pieces, check_lengths, cut_over
 
 STRATEGIES = ("best_fit", "next_fit", "concat")
 
+Random = np.random.RandomState | np.random.Generator
 Run = tuple[int, int, int, int]
 """(first pack, packs, samples laid in each, samples that each held before)."""
 
@@ -23,7 +24,7 @@ def pack_samples(
     max_length: int,
     strategy: str = "best_fit",
     overlong: str = "error",
-    rng: np.random.Generator | None = None,
+    rng: Random | None = None,
 ) -> tuple[Packs, Overlong]:
     """Pack samples, whatever their length.
 
@@ -58,9 +59,7 @@ def pack_samples(
     return Packs(next_fit(sizes, max_length, order), pieces), report
 
 
-def best_fit(
-    lengths: NDArray[Any], max_length: int, rng: np.random.Generator | None = None
-) -> Groups:
+def best_fit(lengths: NDArray[Any], max_length: int, rng: Random | None = None) -> Groups:
     """Best-fit-decreasing over the histogram of lengths: the longest first, each into the fullest
     pack it fits.
 
@@ -183,7 +182,7 @@ def histogram(sizes: Ints, max_length: int) -> tuple[Ints, Ints]:
     return values, counts
 
 
-def _by_falling_length(sizes: Ints, values: Ints, rng: np.random.Generator | None) -> Ints:
+def _by_falling_length(sizes: Ints, values: Ints, rng: Random | None) -> Ints:
     """(n,) samples, longest first; equal ones in order, or in a random order.
 
     A stable sort of 16-bit keys is a radix sort in numpy, so one or two of them sort in linear
