@@ -19,6 +19,7 @@ from typing import Any
 
 EXPORTS: dict[str, str] = {
     "LengthGroupedSampler": "xlength.samplers.length_grouped",
+    "LLaVADataset": "xlength.datasets.llava",
     "MAP_FUNC": "xlength.registry",
     "PLANS": "xlength.registry",
     "PackedDataset": "xlength.datasets.packed",

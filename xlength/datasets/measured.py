@@ -1,0 +1,260 @@
+"""Lengths of image-text rows: measured once, on all cores, and kept in a file named by what they
+depend on."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlength.datasets.conversations import Conversation, read_conversation
+from xlength.datasets.image_sizes import ImageError, read_image_size
+from xlength.datasets.image_text import ImageTextEncoder
+from xlength.datasets.json_rows import JsonRows, RowError
+
+Ints = NDArray[np.int64]
+
+BROKEN, IMAGE, UNTRAINED, OVERLONG, CUT = "broken", "image", "untrained", "overlong", "cut"
+"""What a row can be: unreadable, with an unusable image, without a label, longer than allowed, cut
+to fit."""
+
+_CHUNK = 512
+_ROWS_WORTH_A_PROCESS = 2048
+_EXAMPLES = 3
+
+
+@dataclass
+class Measured:
+    """Which rows make samples, and how long they are.
+
+    Args:
+        rows: (n,) int64, the row of each sample, rising.
+        lengths: (n,) int64 tokens, > 0 with images, < 0 text only.
+        counts: how many rows were of each kind named above.
+        examples: the first rows of each kind, as (row, what is the matter).
+    """
+
+    rows: Ints
+    lengths: Ints
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+
+
+class LengthReader:
+    """Measures rows in chunks: one call of the tokenizer for a chunk, image sizes from the rows or
+    from headers.
+
+    Args:
+        encoder: renders, tokenises and counts.
+        image_folder: see ``read_conversation``.
+        image_first: see ``read_conversation``.
+        overlong: what is done with samples over the encoder's ``max_length``.
+    """
+
+    def __init__(
+        self, encoder: ImageTextEncoder, image_folder: str, image_first: bool, overlong: str
+    ) -> None:
+        self.encoder, self.overlong = encoder, overlong
+        self.image_folder, self.image_first = image_folder, image_first
+
+    def conversation(self, row: dict[str, Any]) -> Conversation:
+        """The conversation of one parsed row."""
+        return read_conversation(row, self.image_folder, self.image_first)
+
+    def read(
+        self, rows: JsonRows, start: int, stop: int
+    ) -> tuple[Ints, dict[int, tuple[str, str]]]:
+        """(stop - start,) signed lengths, 0 where a row makes no sample; and row -> (kind, what is
+        the matter)."""
+        found: dict[int, tuple[Conversation, str, Ints]] = {}
+        notes: dict[int, tuple[str, str]] = {}
+        for i in range(start, stop):
+            try:
+                conversation = self.conversation(rows[i])
+                text = self.encoder.chat.text(conversation.messages)
+                found[i] = conversation, text, _sizes(conversation)
+            except RowError as error:
+                notes[i] = BROKEN, str(error)
+            except ImageError as error:
+                notes[i] = IMAGE, str(error)
+        lengths = np.zeros(stop - start, dtype=np.int64)
+        raw = self._raw_lengths(found, notes)
+        for i, length in raw.items():
+            conversation, _, sizes = found[i]
+            length = self._limited(i, conversation, sizes, length, notes)
+            lengths[i - start] = length if conversation.images else -length
+        return lengths, notes
+
+    def _raw_lengths(
+        self,
+        found: dict[int, tuple[Conversation, str, Ints]],
+        notes: dict[int, tuple[str, str]],
+    ) -> dict[int, int]:
+        if not found:
+            return {}
+        texts = count_tokens(
+            self.encoder.tokenizer,
+            [text for _, text, _ in found.values()],
+            self.encoder.chat.add_special_tokens,
+        )
+        nums = np.array([len(sizes) for _, _, sizes in found.values()], dtype=np.int64)
+        flat = np.concatenate([sizes for _, _, sizes in found.values()])
+        counts, refused = self.encoder.tokens(self.encoder.squared(flat), np.repeat(nums, nums))
+        ends = np.cumsum(nums)
+        totals = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+        lengths = texts - nums + totals[ends] - totals[ends - nums]
+        result = dict(zip(found, lengths.tolist(), strict=True))
+        owners = np.repeat(np.fromiter(found, dtype=np.int64, count=len(found)), nums)
+        for position in refused:
+            self._refuse(int(owners[position]), found, notes, result)
+        return result
+
+    def _refuse(
+        self,
+        index: int,
+        found: dict[int, tuple[Conversation, str, Ints]],
+        notes: dict[int, tuple[str, str]],
+        result: dict[int, int],
+    ) -> None:
+        conversation, _, sizes = found[index]
+        try:
+            self.encoder.image_counts(sizes, conversation.images)
+        except ImageError as error:
+            notes[index] = IMAGE, str(error)
+            result.pop(index, None)
+
+    def _limited(
+        self,
+        index: int,
+        conversation: Conversation,
+        sizes: Ints,
+        length: int,
+        notes: dict[int, tuple[str, str]],
+    ) -> int:
+        limit = self.encoder.max_length
+        over = limit is not None and length > limit
+        if over and self.overlong != "truncate":
+            notes[index] = OVERLONG, f"{length} tokens, more than max_length {limit}"
+            return 0
+        if not over and _says_something(conversation):
+            return length
+        try:
+            length, cut, trained = self.encoder.length(conversation, sizes)
+        except RowError as error:
+            notes[index] = BROKEN, str(error)
+            return 0
+        if not trained:
+            notes[index] = (
+                UNTRAINED,
+                "no label is left to train" + (" once it is cut" if cut else ""),
+            )
+            return 0
+        if cut:
+            notes[index] = CUT, f"cut to {length} tokens"
+        return length
+
+
+def count_tokens(tokenizer: Any, texts: list[str], add_special_tokens: bool) -> Ints:
+    """(n,) int64 tokens of each text, as ``tokenizer(texts)`` makes them, without making lists of
+    them."""
+    options = {"add_special_tokens": add_special_tokens}
+    # This call also puts the back end into the state that the options mean: no padding, no
+    # truncation.
+    first = tokenizer(texts[:1], **options)["input_ids"]
+    count = getattr(getattr(tokenizer, "backend_tokenizer", None), "encode_batch_fast", None)
+    rest = count(texts[1:], **options) if count else tokenizer(texts[1:], **options)["input_ids"]
+    return np.fromiter(map(len, [*first, *rest]), dtype=np.int64, count=len(texts))
+
+
+def measure_rows(
+    rows: JsonRows, reader: LengthReader, num_proc: int | None = None, title: str = "Measuring"
+) -> Measured:
+    """Measure all rows.
+
+    Cost: parsing, rendering and tokenising each row once, spread over processes; they are forked
+        where the system
+    can, so that nothing is copied to them.
+
+    Args:
+        rows: the rows.
+        reader: how.
+        num_proc: processes; None takes the cores this process may use, and one for fewer than 2,048
+            rows each.
+        title: of the progress bar.
+    """
+    from tqdm import tqdm
+
+    starts = range(0, len(rows), _CHUNK)
+    lengths = np.zeros(len(rows), dtype=np.int64)
+    counts: Counter[str] = Counter()
+    examples: dict[str, list[tuple[int, str]]] = {}
+    bar = tqdm(total=len(rows), desc=title, unit=" rows", disable=len(rows) < _ROWS_WORTH_A_PROCESS)
+    with bar, _results(rows, reader, starts, num_proc) as results:
+        for start, (part, notes) in zip(starts, results, strict=True):
+            lengths[start : start + len(part)] = part
+            for row, (kind, text) in sorted(notes.items()):
+                counts[kind] += 1
+                if len(examples.setdefault(kind, [])) < _EXAMPLES:
+                    examples[kind].append((row, text))
+            bar.update(len(part))
+    kept = np.flatnonzero(lengths)
+    return Measured(kept, lengths[kept], dict(counts), examples)
+
+
+@contextmanager
+def _results(
+    rows: JsonRows, reader: LengthReader, starts: range, num_proc: int | None
+) -> Iterator[Any]:
+    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    wanted = num_proc or min(available or 1, len(rows) // _ROWS_WORTH_A_PROCESS)
+    global _task
+    _task = rows, reader
+    if wanted < 2 or len(starts) < 2:
+        yield map(_read, starts)
+        return
+    can_fork = "fork" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("fork" if can_fork else None)
+    task = None if can_fork else _task
+    with ProcessPoolExecutor(min(wanted, len(starts)), context, _start, (task,)) as pool:
+        yield pool.map(_read, starts)
+
+
+_task: tuple[JsonRows, LengthReader]
+
+
+def _start(task: tuple[JsonRows, LengthReader] | None) -> None:
+    # One process a core: threads of the tokenizer's own would only be in each other's way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    if task is not None:
+        global _task
+        _task = task
+
+
+def _read(start: int) -> tuple[Ints, dict[int, tuple[str, str]]]:
+    rows, reader = _task
+    return reader.read(rows, start, min(start + _CHUNK, len(rows)))
+
+
+def _sizes(conversation: Conversation) -> Ints:
+    sizes = [
+        known or read_image_size(source)
+        for source, known in zip(conversation.images, conversation.sizes, strict=True)
+    ]
+    return np.array(sizes, dtype=np.int64).reshape(-1, 2)
+
+
+def _says_something(conversation: Conversation) -> bool:
+    """Whether an answer is surely there to train; if not, labels have to be made to know."""
+    return any(
+        message["role"] == "assistant"
+        and any(part.get("text", "").strip() for part in message["content"])
+        for message in conversation.messages
+    )
