@@ -23,10 +23,13 @@ EXPORTS: dict[str, str] = {
     "MAP_FUNC": "xlength.registry",
     "PLANS": "xlength.registry",
     "PackedDataset": "xlength.datasets.packed",
+    "default_collate_fn": "xlength.collate",
     "get_lengths": "xlength.lengths",
     "packed_collate_fn": "xlength.collate_packed",
     "SupervisedFinetune": "xlength.models.sft",
     "TrainLoop": "xlength.loops",
+    "LengthStatsHook": "xlength.hooks.length_stats",
+    "DatasetInfoHook": "xlength.hooks.dataset_info",
 }
 
 
