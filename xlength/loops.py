@@ -67,6 +67,7 @@ class TrainLoop(BaseLoop):
         dynamic_intervals: list[tuple[int, int]] | None = None,
     ) -> None:
         _check_limits(max_iters, max_epochs)
+        self.dataloader: Any
         super().__init__(runner, dataloader)
         self._seed_of_build = runner.seed
         self._set_limits(max_iters, max_epochs)
@@ -91,7 +92,8 @@ class TrainLoop(BaseLoop):
         if max_epochs is not None:
             if length is None:
                 raise ValueError(
-                    f"max_epochs={max_epochs} needs a data loader with a length; give max_iters for a stream"
+                    f"max_epochs={max_epochs} needs a data loader with a length; give max_iters "
+                    "for a stream"
                 )
             max_iters = max(1, round(max_epochs * length))
         assert max_iters is not None
@@ -128,7 +130,7 @@ class TrainLoop(BaseLoop):
         return self._step
 
     def start_at(self, epoch: int, step: int, batches: Iterable[Any] | None = None) -> None:
-        """Begin in ``epoch`` after its first ``step`` batches; to be called in ``before_train`` at the latest.
+        """Begin in ``epoch`` after its first ``step`` batches; call it before the first one.
 
         Args:
             epoch: from 0.
@@ -179,8 +181,8 @@ class TrainLoop(BaseLoop):
     def _read_up_to(self, num_batches: int) -> None:
         """Read a stream from its beginning, over as many epochs as it takes."""
         print_log(
-            f"Reading {num_batches} batches that were trained on before and passing over them: the training "
-            "data are a stream without a saved position.",
+            f"Reading {num_batches} batches that were trained on before and passing over them: "
+            "the training data are a stream without a saved position.",
             "current",
             logging.WARNING,
         )
@@ -251,7 +253,8 @@ def unwrapped(model: Any) -> Any:
 def _check_limits(max_iters: int | None, max_epochs: float | None) -> None:
     if (max_iters is None) == (max_epochs is None):
         raise ValueError(
-            f"give exactly one of max_iters and max_epochs, got max_iters={max_iters} and max_epochs={max_epochs}"
+            "give exactly one of max_iters and max_epochs, got "
+            f"max_iters={max_iters} and max_epochs={max_epochs}"
         )
     if max_iters is not None and (int(max_iters) != max_iters or max_iters < 1):
         raise ValueError(f"max_iters must be a whole number of at least 1, got {max_iters}")

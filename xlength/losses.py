@@ -1,4 +1,4 @@
-"""The mean loss per token of the whole optimiser step: over ranks, micro-steps and samples alike."""
+"""The mean loss per token of a whole optimiser step, over its ranks, micro-steps and samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ IGNORE_INDEX = -100
 
 
 def count_predicted(labels: Tensor) -> Tensor:
-    """Tokens that a causal model is trained to predict: labels from the second column on that count.
+    """Number of tokens that a causal model is trained to predict: the first of a row is not.
 
     Args:
         labels: (rows, length) int64, ``-100`` where no loss is wanted.
@@ -24,7 +24,7 @@ def count_predicted(labels: Tensor) -> Tensor:
 
 
 class TokenWeightedLoss:
-    """Weighs each micro-step's loss so that the optimiser sees the mean over all tokens of its step.
+    """Weighs each micro-step so that the optimiser sees the mean over all tokens of its step.
 
     Averaging per rank and per micro-step, as DDP and mmengine's ``OptimWrapper`` do, weighs the
     tokens of short batches more, and grouping by length makes that bias larger. Here the gradient
@@ -82,12 +82,12 @@ class TokenWeightedLoss:
         self._add(loss, num_tokens)
         if self._reported is None or self.is_last is None or not self.can_correct or self.is_last():
             weight = self._exact_weight()
-        elif gradients:
+        elif gradients and self._weight is not None:
             weight = self._weight
         else:
             weight = 1 / num_tokens.clamp(min=1).to(_wide(loss))
-        assert weight is not None and self._reported is not None
-        if self._weight is not None and weight is not self._weight:
+        assert self._reported is not None
+        if gradients and self._weight is not None and weight is not self._weight:
             _multiply(gradients, weight / self._weight)
         self._weight = weight
         return loss * (num_tokens * weight).to(loss.dtype), self._reported

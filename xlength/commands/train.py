@@ -1,13 +1,13 @@
 """Train a model by config, on one process or, through a launcher, on many.
 
-CONFIG is a file or the name of a config that comes with xlength (see xlength list-cfg). The process ends
-with code 0 after a whole run, 2 on a mistake in the arguments or the config, 1 after a crash.
+CONFIG is a file or the name of a config that comes with xlength (see xlength list-cfg). The
+process ends with code 0 after a whole run, 2 on a mistake in the arguments or the config, 1 after
+a crash.
 """
 
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CKPT",
         help="continue from the latest checkpoint in the work dir, or from CKPT",
     )
-    parser.add_argument(
-        "--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none"
-    )
+    parser.add_argument("--launcher", choices=["none", "pytorch", "slurm", "mpi"], default="none")
     parser.add_argument("--seed", type=int, help="random seed of the run")
     parser.add_argument("--amp", action="store_true", help="mixed precision")
     parser.add_argument(

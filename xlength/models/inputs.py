@@ -8,7 +8,7 @@ from typing import Any
 BATCH_FACTS = frozenset(
     {"lengths", "num_tokens", "cu_seqlens", "cumulative_len", "max_seqlen", "sample_ids"}
 )
-"""Keys by which a batch describes itself: for hooks and attention kernels, no arguments of the model."""
+"""Keys by which a batch describes itself; they are no arguments of the model."""
 
 
 def model_inputs(data: Mapping[str, Any]) -> dict[str, Any]:

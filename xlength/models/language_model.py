@@ -29,13 +29,14 @@ def build_language_model(llm: Any, max_position_embeddings: int | None = None) -
         raise ValueError("max_position_embeddings needs llm=dict(type=....from_pretrained, ...)")
     if not isinstance(llm, nn.Module):
         raise ValueError(f"llm must be a module or a dict with a type that builds one, got {llm!r}")
-    if hasattr(llm, "config"):
-        llm.config.use_cache = False
+    config: Any = getattr(llm, "config", None)
+    if config is not None:
+        config.use_cache = False
     return llm
 
 
 def stretched_config(llm: Mapping[str, Any], max_position_embeddings: int) -> Any:
-    """The pretrained model's config with rotary positions stretched linearly to ``max_position_embeddings``."""
+    """The pretrained model's config with rotary positions stretched linearly."""
     from transformers import AutoConfig
 
     path = llm.get("pretrained_model_name_or_path")
@@ -49,7 +50,8 @@ def stretched_config(llm: Mapping[str, Any], max_position_embeddings: int) -> An
     current = getattr(config, "max_position_embeddings", None)
     if not current or max_position_embeddings <= current:
         print_log(
-            f"max_position_embeddings {max_position_embeddings} is within the model's {current}: nothing to do.",
+            f"max_position_embeddings={max_position_embeddings} is within the model's {current}: "
+            "nothing to do.",
             "current",
         )
         return config
@@ -65,7 +67,7 @@ def stretched_config(llm: Mapping[str, Any], max_position_embeddings: int) -> An
 
 
 def fit_embeddings(llm: Any, tokenizer: Any) -> None:
-    """Grow the embeddings so that every token of ``tokenizer`` has one; new ones are the mean of the old."""
+    """Grow the embeddings to the tokenizer's size; new ones are the mean of the old."""
     tokenizer = build(tokenizer)
     old = llm.get_input_embeddings().weight.shape[0]
     if len(tokenizer) <= old:

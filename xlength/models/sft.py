@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from mmengine.model import BaseModel
 from mmengine.runner import load_checkpoint
 from torch import Tensor, nn

@@ -81,7 +81,7 @@ def _from_path(name: str) -> Any:
 
 
 def _attribute(module_name: str, path: list[str]) -> Any:
-    """The attribute at ``path``, importing submodules on the way; None where a part does not exist."""
+    """The attribute at ``path``, submodules imported on the way; None where there is none."""
     try:
         found: Any = import_module(module_name)
     except ImportError:

@@ -53,7 +53,7 @@ def read_checkpoint(path: str, own: bool, map_location: Any = "cpu") -> Any:
         if own:
             raise
         raise ValueError(
-            f"{path} holds more than weights, and unpickling it could run code, so it is not loaded. "
-            "If it is a checkpoint of your own run, continue it with --resume; else save its "
+            f"{path} holds more than weights, and unpickling it could run code, so it is not "
+            "loaded. If it is a checkpoint of your own run, continue it with --resume; else save its "
             "'state_dict' alone with torch.save and load that."
         ) from error

@@ -33,7 +33,7 @@ def sampler_of(loader: Any) -> tuple[Any, int]:
 
 
 def start_sampler_at(loader: Any, epoch: int, step: int) -> bool:
-    """Position the loader's sampler, by its state, so that its next iterator starts after ``step`` batches.
+    """Position the loader's sampler, by its state, to start after ``step`` batches.
 
     Returns:
         False where the sampler keeps no state; nothing has changed then.

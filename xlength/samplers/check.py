@@ -35,9 +35,10 @@ def check_batch_size(dataloader: Any, accumulative_counts: int = 1) -> str | Non
     if per_device % wanted == 0:
         return None
     message = (
-        f"{type(sampler).__name__}: per_device_batch_size is {per_device}, but the data loader's batch_size is "
-        f"{batch_size} and gradients are accumulated over {accumulative_counts} of them: samples of like length "
-        f"would not share a batch. Make per_device_batch_size {wanted} or a multiple of it."
+        f"{type(sampler).__name__}: per_device_batch_size is {per_device}, but the data loader's "
+        f"batch_size is {batch_size} and gradients are accumulated over {accumulative_counts} of "
+        "them: samples of like length would not share a batch. Make per_device_batch_size "
+        f"{wanted} or a multiple of it."
     )
     print_log(message, "current", logging.WARNING)
     return message
