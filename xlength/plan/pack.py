@@ -278,3 +278,11 @@ def _check_fitting(lengths: NDArray[Any], max_length: int) -> Ints:
     if len(sizes) and int(sizes.max()) > max_length:
         cut_overlong(sizes, max_length, "error")
     return sizes
+
+
+def count_best_fit(lengths: NDArray[Any], max_length: int) -> int:
+    """The packs that ``best_fit`` makes of all samples together, without making them."""
+    sizes = _check_fitting(lengths, max_length)
+    if not len(sizes):
+        return 0
+    return len(_best_fit_runs(*histogram(sizes, max_length), max_length)[1])
