@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,8 @@ from numpy.typing import NDArray
 
 from xlength.plan.groups import Ints
 
-_RUN = 4
-"""Steps of like cost among which batches are sorted once more, by the second measure."""
+_RUN = (2, 4)
+"""Steps of like cost, least and most, among which batches are sorted by the second measure."""
 
 
 def deal(
@@ -96,7 +97,9 @@ def _by_second(order: Ints, second: NDArray[Any] | None, world_size: int) -> Int
     if second is None or len(order) <= 2 * world_size:
         return order
     rest = order[world_size:]
-    run = np.arange(len(rest)) // (_RUN * world_size)
+    least, most = _RUN
+    steps = min(most, least + len(order) // (64 * world_size))
+    run = np.arange(len(rest)) // (steps * world_size)
     rest = rest[np.lexsort((-np.asarray(second)[rest], run))]
     return np.concatenate([order[:world_size], rest])
 
@@ -124,3 +127,48 @@ def _to_ranks(
         sums[: len(rows)] += costs[dealt]
         result[micro::accumulate] = np.take_along_axis(dealt, shuffled[: len(rows)], axis=1)
     return result
+
+
+def share_steps(
+    needs: Sequence[int],
+    rooms: Sequence[int],
+    world_size: int,
+    *,
+    accumulate: int = 1,
+    mixed: str = "once",
+    drop_last: bool = False,
+    num_steps: int | None = None,
+) -> list[int] | None:
+    """How many batches each kind of samples gets, so that steps are whole.
+
+    Args:
+        needs: batches that each kind takes at least (with ``drop_last``: that it has).
+        rooms: batches that each kind can be cut into without drawing a sample twice.
+        world_size: data-parallel ranks.
+        accumulate: micro-steps of an optimiser step; an epoch has whole optimiser steps.
+        mixed: ``'once'``: kinds that cannot fill their last step without repeats share one;
+            ``'repeat'``: every kind fills its own steps.
+        drop_last: round down instead of up, but never to nothing.
+        num_steps: steps of the epoch, where they are given.
+
+    Returns:
+        Batches of each kind, together a multiple of ``world_size * accumulate``; None if they take
+        more steps than ``num_steps``.
+    """
+    counts = []
+    for need, room in zip(needs, rooms, strict=True):
+        rows = max(1, need // world_size) if drop_last else -(-need // world_size)
+        whole = len(needs) == 1 or mixed == "repeat" or room >= rows * world_size
+        counts.append(rows * world_size if whole else need)
+    total = sum(counts)
+    if drop_last:
+        steps = max(1, total // (world_size * accumulate)) * accumulate
+    else:
+        steps = -(-total // (world_size * accumulate)) * accumulate
+    if num_steps is not None:
+        if steps > num_steps and not drop_last:
+            return None
+        steps = num_steps
+    largest = max(range(len(needs)), key=lambda kind: needs[kind])
+    counts[largest] += steps * world_size - total
+    return counts

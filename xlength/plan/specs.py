@@ -1,0 +1,287 @@
+"""The plans that a config names: frozen options with ``build``."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlength.plan.balance import deal, share_steps
+from xlength.plan.batch import fixed_batches
+from xlength.plan.budget import Limits, Windows, count_batches, cut_batches
+from xlength.plan.cost import ATTENTION, Cost, make_cost
+from xlength.plan.epoch import EpochPlan, epoch_rng
+from xlength.plan.groups import Groups, Ints
+from xlength.plan.options import positive
+
+
+@dataclass(frozen=True)
+class FixedBatch:
+    """Batches of ``batch_size`` samples of like length, dealt to steps of equal cost.
+
+    All samples (or those of each random window) are sorted by length and cut into batches; batches
+    of like cost make a step, the costliest step comes first and all others are shuffled. Every rank
+    has the same number of steps. Where the samples do not fill the last step, every sample is still
+    drawn exactly once: some batches, evenly spread over the epoch and over lengths, have a row
+    less. With ``exact`` all have ``batch_size`` rows: fewer than ``world_size * batch_size *
+    accumulate`` samples are drawn twice, spread as evenly, never the longest. With ``drop_last`` as
+    many are left out, others in every epoch.
+
+    Price: batch-mates are chosen by length. See ``window``.
+    Cost: a permutation and a sort of all samples, on every rank, whatever the world size; nothing
+    is communicated. ``len()`` is the same in every epoch because it follows from the number of
+    samples alone.
+
+    Learning rate: token counts differ between steps; the token-weighted loss makes each token count
+    the same, so nothing is to be scaled.
+
+    Args:
+        batch_size: rows of every batch.
+        window: samples that are sorted together. None sorts all: least waiting, but samples of a
+            rare length meet the same mates in every epoch.
+        cost: what is balanced, see ``make_cost``: ``'attention'`` (length + length^2 / 12288),
+            ``'tokens'``, or a dict.
+        accumulate: micro-steps of an optimiser step: their sums are balanced too, and an epoch has
+            whole optimiser steps.
+        drop_last: leave out samples that do not fill a step.
+        exact: repeat samples instead of making some batches a row smaller.
+        mixed: where lengths are signed, each step has one modality. ``'once'`` lets one step an
+            epoch have both; with ``'repeat'`` every modality fills its own steps.
+    """
+
+    batch_size: int
+    window: int | None = None
+    cost: Any = "attention"
+    accumulate: int = 1
+    drop_last: bool = False
+    exact: bool = False
+    mixed: str = "once"
+
+    def __post_init__(self) -> None:
+        _check(self, positive_keys=("batch_size",), optional_keys=("window",))
+
+    def build(
+        self,
+        lengths: NDArray[Any],
+        *,
+        seed: int,
+        epoch: int,
+        world_size: int,
+        num_steps: int | None = None,
+    ) -> EpochPlan:
+        """See ``Plan.build``."""
+        sizes = _checked_sizes(lengths, self.cost)
+        rng = epoch_rng(seed, epoch)
+        kinds = _kinds(lengths)
+        if self.drop_last:
+            needs = [max(1, len(members) // self.batch_size) for members in kinds]
+        else:
+            needs = [-(-len(members) // self.batch_size) for members in kinds]
+        # Smaller batches can fill any number of steps; exact ones would need repeats.
+        rooms = needs if self.exact else [len(members) for members in kinds]
+        counts = share_steps(needs, rooms, world_size, num_steps=num_steps, **_rules(self))
+        if counts is None:
+            raise _too_few_steps(self, num_steps)
+        batches = [
+            fixed_batches(members, sizes, count, self.batch_size, self.window, self.exact, rng)
+            for members, count in zip(kinds, counts, strict=True)
+        ]
+        return _dealt(batches, lengths, self.cost, world_size, self.accumulate, rng)
+
+    def fingerprint(self) -> str:
+        """16 hex digits over all options."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class TokenBudget:
+    """Batches of as many samples as fit ``max_tokens`` with padding, dealt to steps of equal cost.
+
+    Random windows are sorted by length and cut into batches whose rows x longest is at most
+    ``max_tokens``: many short samples or few long ones, but the same work and memory. Batches of
+    like cost make a step, the costliest step comes first and all others are shuffled. Every rank
+    has the same number of steps and every sample is drawn exactly once: batches are cut to a whole
+    number of steps, a little smaller where needed. Only fewer samples than ranks are repeated.
+
+    Price: batch-mates are chosen by length, and the number of rows varies. See ``window``.
+    Cost: a permutation and a sort of all samples, and some ten passes over the batches, on every
+    rank, whatever the world size; nothing is communicated.
+    Source: batches by tokens as in fairseq's ``max_tokens``; the dealing to steps is our own.
+
+    ``len()`` is the same in every epoch: epoch 0 fixes the number of steps, with a few batches to
+    spare, since random windows take now more batches, now fewer. A later epoch cuts smaller batches
+    where it would need fewer; where it would need more (rare), it doubles its windows until they
+    fit, at the latest when they hold all samples, which takes the fewest batches possible.
+
+    Learning rate: the number of rows differs between steps; the token-weighted loss makes each
+    token count the same, so nothing is to be scaled.
+
+    Args:
+        max_tokens: rows x longest of a batch, at most; no sample may be longer. What fits the
+            memory at ``batch_size`` rows of the longest sample fits here.
+        window: samples that are sorted together. None sorts all.
+        max_batch_size: rows, at most.
+        cost: what is balanced, see ``make_cost``: ``'attention'`` (length + length^2 / 12288),
+            ``'tokens'``, or a dict.
+        accumulate: micro-steps of an optimiser step: their sums are balanced too, and an epoch has
+            whole optimiser steps.
+        drop_last: leave out the batches that do not fill a step, others in every epoch, instead of
+            cutting more and smaller ones.
+        mixed: where lengths are signed, each step has one modality. A modality of fewer samples
+            than ranks shares one step an epoch with another (``'once'``), or is repeated to fill
+            its own (``'repeat'``).
+    """
+
+    max_tokens: int
+    window: int | None = 4096
+    max_batch_size: int | None = None
+    cost: Any = "attention"
+    accumulate: int = 1
+    drop_last: bool = False
+    mixed: str = "once"
+
+    def __post_init__(self) -> None:
+        _check(self, positive_keys=("max_tokens",), optional_keys=("window", "max_batch_size"))
+
+    def build(
+        self,
+        lengths: NDArray[Any],
+        *,
+        seed: int,
+        epoch: int,
+        world_size: int,
+        num_steps: int | None = None,
+    ) -> EpochPlan:
+        """See ``Plan.build``."""
+        sizes = _checked_sizes(lengths, self.cost)
+        self._refuse_overlong(sizes)
+        limits = Limits(self.max_tokens, self.max_batch_size or len(sizes))
+        kinds = _kinds(lengths)
+        for window, shift in _attempts(self.window, len(sizes)):
+            rng = epoch_rng(seed, epoch)
+            cut = [count_batches(members, sizes, limits, window, shift, rng) for members in kinds]
+            spare = num_steps is None and not self.drop_last
+            needs = [_need(windows, spare) for windows in cut]
+            rooms = [len(members) for members in kinds]
+            counts = share_steps(needs, rooms, world_size, num_steps=num_steps, **_rules(self))
+            if counts is not None:
+                break
+        else:
+            raise _too_few_steps(self, num_steps)
+        batches = [
+            cut_batches(windows, count, limits, rng)
+            for windows, count in zip(cut, counts, strict=True)
+        ]
+        return _dealt(batches, lengths, self.cost, world_size, self.accumulate, rng)
+
+    def fingerprint(self) -> str:
+        """16 hex digits over all options."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+    def _refuse_overlong(self, sizes: NDArray[Any]) -> None:
+        overlong = np.flatnonzero(sizes > self.max_tokens)
+        if len(overlong):
+            row = int(overlong[0])
+            others = f" ({len(overlong)} such samples)" if len(overlong) > 1 else ""
+            raise ValueError(
+                f"max_tokens={self.max_tokens} is less than the {int(sizes[row])} tokens of sample "
+                f"{row}{others}: raise max_tokens, or shorten or leave out such samples"
+            )
+
+
+def _check(plan: Any, positive_keys: tuple[str, ...], optional_keys: tuple[str, ...]) -> None:
+    """Check and normalise the options of a plan, so that its repr is one line of plain values."""
+    for key in (*positive_keys, "accumulate"):
+        positive(key, getattr(plan, key))
+        object.__setattr__(plan, key, int(getattr(plan, key)))
+    for key in optional_keys:
+        positive(key, getattr(plan, key), optional=True)
+    if plan.mixed not in ("once", "repeat"):
+        raise ValueError(f"mixed must be 'once' or 'repeat', got {plan.mixed!r}")
+    object.__setattr__(plan, "drop_last", bool(plan.drop_last))
+    object.__setattr__(plan, "cost", make_cost(plan.cost))
+
+
+def _rules(plan: Any) -> dict[str, Any]:
+    return {
+        "accumulate": plan.accumulate,
+        "mixed": plan.mixed,
+        "drop_last": plan.drop_last,
+    }
+
+
+def _checked_sizes(lengths: NDArray[Any], cost: Cost) -> NDArray[Any]:
+    if len(lengths) == 0:
+        raise ValueError("lengths is empty: there is nothing to plan")
+    sizes = cost.sizes(lengths)
+    if sizes.min() < 1:
+        row = int(np.argmin(sizes))
+        raise ValueError(f"lengths must be at least 1 token, got {int(sizes[row])} at row {row}")
+    return sizes
+
+
+def _kinds(lengths: NDArray[Any]) -> list[Ints]:
+    """Samples of each modality: with images (> 0), text only (< 0); or one array."""
+    signs = lengths if lengths.ndim == 1 else lengths[:, 0]
+    negative = signs < 0
+    if negative.all() or not negative.any():
+        return [np.arange(len(signs), dtype=np.int64)]
+    return [np.flatnonzero(~negative), np.flatnonzero(negative)]
+
+
+def _attempts(window: int | None, num_samples: int) -> Iterator[tuple[int | None, bool]]:
+    """Windows to try, and whether their batches begin at a random place: ever fewer batches."""
+    while window is not None and window < num_samples:
+        yield window, True
+        window *= 2
+    yield None, True
+    yield None, False
+
+
+def _need(windows: Windows, spare: bool) -> int:
+    """Batches that the windows take, and a few to spare for windows of later epochs."""
+    count, number = int(windows.counts.sum()), len(windows.counts)
+    if not spare or number == 1:
+        return count
+    # Each window's last batch is rounded up, by .3 batches rms: four sigma and one.
+    return min(count + 1 + int(1.2 * number**0.5), max(count, len(windows.order)))
+
+
+def _dealt(
+    batches: list[Groups],
+    lengths: NDArray[Any],
+    cost: Cost,
+    world_size: int,
+    accumulate: int,
+    rng: np.random.RandomState,
+) -> EpochPlan:
+    """The batches of all kinds, dealt to steps."""
+    groups = batches[0] if len(batches) == 1 else _joined(batches)
+    kinds = None
+    if len(batches) > 1:
+        kinds = np.repeat(np.arange(len(batches)), [len(part) for part in batches])
+    sizes = cost.sizes(lengths)
+    if cost.weights is not None:
+        second = groups.sums(cost.extra(lengths))
+    elif cost.crossover is not None:
+        second = groups.sizes * groups.maxima(sizes)
+    else:
+        second = ATTENTION.padded(sizes, groups)
+    costs = cost.padded(lengths, groups)
+    steps = deal(costs, world_size, rng, accumulate=accumulate, kinds=kinds, second=second)
+    return EpochPlan.counted(groups, steps, len(sizes), kinds)
+
+
+def _joined(parts: list[Groups]) -> Groups:
+    return Groups.from_sizes(
+        np.concatenate([part.members for part in parts]),
+        np.concatenate([part.sizes for part in parts]),
+    )
+
+
+def _too_few_steps(plan: Any, num_steps: int | None) -> ValueError:
+    return ValueError(f"num_steps={num_steps} is too few for every sample under {plan}")
