@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from xlength.collate_images import IMAGE_FACTS, collate_images, is_image_text
 from xlength.losses import IGNORE_INDEX
 from xlength.registry import FUNCTIONS, register
 
@@ -47,8 +48,9 @@ def default_collate_fn(
     Returns:
         ``input_ids``, ``labels``, ``position_ids``: (n, l) int64; ``attention_mask``: (n, l) bool;
         ``lengths``: (n,) int64, tokens of each sample; ``pixel_values``: (n, ...) where all shapes
-        are equal, else a list. For a pack ``cumulative_len``, a list of one (k + 1,) int32 tensor,
-        and ``max_seqlen``, int, instead of ``attention_mask``, and the lengths of its k samples.
+        are equal, else a list; for samples of ``LLaVADataset`` what ``collate_images`` makes. For a
+        pack ``cumulative_len``, a list of one (k + 1,) int32 tensor, and ``max_seqlen``, int,
+        instead of ``attention_mask``, and the lengths of its k samples.
 
     Raises:
         ValueError: there is no instance; one lacks a key, is empty or not 1-d, or has another
@@ -72,10 +74,14 @@ def default_collate_fn(
         positions = torch.arange(data["input_ids"].shape[1])
         data["attention_mask"] = positions < lengths[:, None]
         data["position_ids"] = positions.repeat(len(ids), 1)
-    if _has_images(instances):
+    if is_image_text(instances):
+        data.update(collate_images(instances, data["input_ids"].shape[1]))
+        if "mm_token_type_ids" in data:  # positions in two dimensions: the model makes them
+            data.pop("position_ids")
+    elif _has_images(instances):
         data["pixel_values"] = _pixel_values(instances)
     if return_hf_format:
-        return data
+        return {key: value for key, value in data.items() if key not in IMAGE_FACTS}
     if with_lengths:
         data["lengths"] = lengths
     return {"data": data, "data_samples": None}

@@ -6,10 +6,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from xlength.datasets.json_rows import RowError
 
 Message = Mapping[str, Any]
-Span = tuple[int, int]
+Part = str | list[int]
+"""Text, or token ids that are ready."""
+
+Ints = NDArray[np.int64]
 
 
 class ChatText:
@@ -32,6 +38,7 @@ class ChatText:
 
     def __init__(self, processor: Any, chat_template: str | None = None) -> None:
         self.image_token: str = processor.image_token
+        self.tokenizer = processor.tokenizer
         # Models with positions in two dimensions tell images apart by what stands between them.
         self._must_part = bool(getattr(processor, "return_mm_token_type_ids", False))
         self.template = _chat_template(processor, chat_template)
@@ -74,12 +81,36 @@ class ChatText:
             )
         return text
 
-    def spans(self, messages: Sequence[Message], text: str) -> list[Span]:
+    def parts(self, messages: Sequence[Message]) -> list[Part]:
+        """What is tokenised, piece by piece: here the whole text."""
+        return [self.text(messages)]
+
+    def ids(self, messages: Sequence[Message]) -> tuple[Ints, NDArray[np.bool_]]:
+        """(t,) int64 token ids of a conversation, and (t,) bool, which of them are trained.
+
+        Raises:
+            RowError: as ``text`` and ``spans``.
+        """
+        text = self.text(messages)
+        encoding = self.tokenizer(
+            text,
+            add_special_tokens=self.add_special_tokens,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+        )
+        ids = np.asarray(encoding["input_ids"], dtype=np.int64)
+        offsets = np.asarray(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
+        trained = np.zeros(len(ids), dtype=bool)
+        for start, stop in self.spans(messages, text):
+            trained |= (offsets[:, 0] < stop) & (offsets[:, 1] > start)
+        return ids, trained
+
+    def spans(self, messages: Sequence[Message], text: str) -> list[tuple[int, int]]:
         """First and last (exclusive) character of each trained stretch of ``text``.
 
         Raises:
-            RowError: the template does not render the beginning of these messages as the beginning
-                of ``text``.
+            RowError: the template does not render the beginning of these messages as the
+                beginning of ``text``.
         """
         result = []
         for i, message in enumerate(messages):

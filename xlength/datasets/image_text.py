@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xlength.datasets.chat_text import Span
 from xlength.datasets.conversations import Conversation
 from xlength.datasets.image_sizes import ImageError, describe
 from xlength.datasets.image_tokens import ImageTokens, expand
@@ -56,20 +55,10 @@ class ImageTextEncoder:
                 f"{processor.image_token!r}, not one token"
             )
 
-    def text_ids(self, text: str, spans: Sequence[Span]) -> tuple[Ints, NDArray[np.bool_]]:
-        """(t,) int64 token ids of a text with placeholders, and (t,) bool, which of them are
-        trained."""
-        encoding = self.tokenizer(
-            text,
-            add_special_tokens=self.chat.add_special_tokens,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-        )
-        ids = np.asarray(encoding["input_ids"], dtype=np.int64)
-        offsets = np.asarray(encoding["offset_mapping"], dtype=np.int64).reshape(-1, 2)
-        trained = np.zeros(len(ids), dtype=bool)
-        for start, stop in spans:
-            trained |= (offsets[:, 0] < stop) & (offsets[:, 1] > start)
+    def text_ids(self, conversation: Conversation) -> tuple[Ints, NDArray[np.bool_]]:
+        """(t,) int64 token ids of the text with a placeholder for each image, and (t,) bool, which
+        of them are trained; an image never is."""
+        ids, trained = self.chat.ids(conversation.messages)
         return ids, trained & (ids != self.placeholder)
 
     def squared(self, sizes: Any) -> Ints:
@@ -125,8 +114,7 @@ class ImageTextEncoder:
     def length(self, conversation: Conversation, sizes: Any) -> tuple[int, bool, bool]:
         """Length of one sample in tokens, whether it was cut, and whether a label is left to
         train."""
-        text = self.chat.text(conversation.messages)
-        ids, trained = self.text_ids(text, self.chat.spans(conversation.messages, text))
+        ids, trained = self.text_ids(conversation)
         stop, counts = self.fit(ids, sizes, conversation.images)
         return (
             stop - len(counts) + int(counts.sum()),
@@ -147,8 +135,7 @@ class ImageTextEncoder:
             ``batch_num_images``, ``num_tiles``; and ``mm_token_type_ids``, (l,), where the
             processor makes them.
         """
-        text = self.chat.text(conversation.messages)
-        ids, trained = self.text_ids(text, self.chat.spans(conversation.messages, text))
+        ids, trained = self.text_ids(conversation)
         sizes = np.array([(image.height, image.width) for image in images], dtype=np.int64)
         stop, counts = self.fit(ids, sizes, conversation.images)
         ids, labels = ids[:stop], np.where(trained[:stop], ids[:stop], IGNORE_INDEX)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from xlength.datasets.chat_text import ChatText
+from xlength.datasets.hashing import tokenizer_hash
 from xlength.datasets.image_sizes import ImageError, load_image, read_image_size
 from xlength.datasets.image_text import ImageTextEncoder
 from xlength.datasets.json_rows import JsonRows, RowError, file_fingerprint
@@ -29,6 +30,7 @@ from xlength.datasets.measured import (
     measure_rows,
 )
 from xlength.datasets.measured_cache import cached
+from xlength.datasets.template_text import TemplateText
 from xlength.losses import IGNORE_INDEX
 from xlength.registry import DATASETS, register
 from xlength.runtime.build import build
@@ -139,11 +141,14 @@ class LLaVADataset(Dataset[dict[str, Any]]):
             self.encoder.tokens.check()
             found = rows or JsonRows(data_path or "")
             measured = measure_rows(found, self.reader, num_proc, "Measuring images and text")
-            policies = {BROKEN: broken_row, IMAGE: missing_image, OVERLONG: overlong}
             _refuse(found, measured, policies)
             return measured, found.spans
 
-        measured, spans = cached(folder / f"image-text-lengths-{key}.npz", measure, remeasure)
+        def good(measured: Measured) -> bool:
+            return not remeasure and not _refused(measured, policies)
+
+        policies = {BROKEN: broken_row, IMAGE: missing_image, OVERLONG: overlong}
+        measured, spans = cached(folder / f"image-text-lengths-{key}.npz", measure, good)
         self.rows = rows or JsonRows(data_path or "", spans)
         self._rows_of_samples = measured.rows
         self.modality_length = measured.lengths
@@ -216,11 +221,10 @@ class LLaVADataset(Dataset[dict[str, Any]]):
             "version": [_VERSION, transformers.__version__],
             "data": data,
             "processor": _settings(self.processor),
-            "chat": encoder.chat.fingerprint(),
+            "chat": [type(encoder.chat).__name__, encoder.chat.fingerprint()],
             "folder": os.path.abspath(reader.image_folder) if reader.image_folder else "",
             "options": [encoder.max_length, reader.overlong, reader.image_first],
             "square": encoder.pad_to_square,
-            "skip": self.missing_image,
         }
         text = json.dumps(options, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
@@ -231,7 +235,7 @@ def _chat(processor: Any, chat_template: str | None, template: Any) -> Any:
         return ChatText(processor, chat_template)
     if chat_template is not None:
         raise ValueError("chat_template and template are both given, only one can be used")
-    raise NotImplementedError
+    return TemplateText(processor, template)
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
@@ -244,21 +248,23 @@ def _default_cache() -> Path:
 
 
 def _settings(processor: Any) -> str:
-    tokenizer = processor.tokenizer
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    vocabulary = backend.to_str() if backend is not None else json.dumps(tokenizer.get_vocab())
-    digest = hashlib.blake2b(vocabulary.encode(), digest_size=8).hexdigest()
+    digest = tokenizer_hash(processor.tokenizer)
     images = processor.image_processor.to_dict()
     own = {name: getattr(processor, name, None) for name in _PROCESSOR_SETTINGS}
     kinds = [type(processor).__name__, type(processor.image_processor).__name__]
     return json.dumps([kinds, digest, images, own], sort_keys=True, default=str)
 
 
-def _refuse(rows: JsonRows, measured: Measured, policies: Mapping[str, str]) -> None:
-    """One error for all rows that a policy refuses."""
-    problems = [
+def _refused(measured: Measured, policies: Mapping[str, str]) -> list[str]:
+    """Kinds of rows that are there and must not be."""
+    return [
         kind for kind, policy in policies.items() if policy == "error" and kind in measured.counts
     ]
+
+
+def _refuse(rows: JsonRows, measured: Measured, policies: Mapping[str, str]) -> None:
+    """One error for all rows that a policy refuses."""
+    problems = _refused(measured, policies)
     if problems:
         lines = []
         for kind in problems:

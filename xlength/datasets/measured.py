@@ -15,12 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from xlength.datasets.chat_text import Part
 from xlength.datasets.conversations import Conversation, read_conversation
 from xlength.datasets.image_sizes import ImageError, read_image_size
 from xlength.datasets.image_text import ImageTextEncoder
 from xlength.datasets.json_rows import JsonRows, RowError
 
 Ints = NDArray[np.int64]
+Found = tuple[Conversation, list[Part], Ints]
+"""A conversation, what of it is tokenised, and the sizes of its images."""
 
 BROKEN, IMAGE, UNTRAINED, OVERLONG, CUT = "broken", "image", "untrained", "overlong", "cut"
 """What a row can be: unreadable, with an unusable image, without a label, longer than allowed, cut
@@ -74,13 +77,13 @@ class LengthReader:
     ) -> tuple[Ints, dict[int, tuple[str, str]]]:
         """(stop - start,) signed lengths, 0 where a row makes no sample; and row -> (kind, what is
         the matter)."""
-        found: dict[int, tuple[Conversation, str, Ints]] = {}
+        found: dict[int, Found] = {}
         notes: dict[int, tuple[str, str]] = {}
         for i in range(start, stop):
             try:
                 conversation = self.conversation(rows[i])
-                text = self.encoder.chat.text(conversation.messages)
-                found[i] = conversation, text, _sizes(conversation)
+                parts = self.encoder.chat.parts(conversation.messages)
+                found[i] = conversation, parts, _sizes(conversation)
             except RowError as error:
                 notes[i] = BROKEN, str(error)
             except ImageError as error:
@@ -95,16 +98,14 @@ class LengthReader:
 
     def _raw_lengths(
         self,
-        found: dict[int, tuple[Conversation, str, Ints]],
+        found: dict[int, Found],
         notes: dict[int, tuple[str, str]],
     ) -> dict[int, int]:
         if not found:
             return {}
-        texts = count_tokens(
-            self.encoder.tokenizer,
-            [text for _, text, _ in found.values()],
-            self.encoder.chat.add_special_tokens,
-        )
+        chat = self.encoder.chat
+        parts = [parts for _, parts, _ in found.values()]
+        texts = count_parts(self.encoder.tokenizer, parts, chat.add_special_tokens)
         nums = np.array([len(sizes) for _, _, sizes in found.values()], dtype=np.int64)
         flat = np.concatenate([sizes for _, _, sizes in found.values()])
         counts, refused = self.encoder.tokens(self.encoder.squared(flat), np.repeat(nums, nums))
@@ -120,7 +121,7 @@ class LengthReader:
     def _refuse(
         self,
         index: int,
-        found: dict[int, tuple[Conversation, str, Ints]],
+        found: dict[int, Found],
         notes: dict[int, tuple[str, str]],
         result: dict[int, int],
     ) -> None:
@@ -160,6 +161,14 @@ class LengthReader:
         if cut:
             notes[index] = CUT, f"cut to {length} tokens"
         return length
+
+
+def count_parts(tokenizer: Any, rows: list[list[Part]], add_special_tokens: bool) -> Ints:
+    """(n,) int64 tokens of each row, a list of texts and of token ids that are ready."""
+    texts = [part for row in rows for part in row if isinstance(part, str)]
+    counts = iter(count_tokens(tokenizer, texts, add_special_tokens).tolist())
+    totals = [sum(next(counts) if isinstance(p, str) else len(p) for p in row) for row in rows]
+    return np.array(totals, dtype=np.int64)
 
 
 def count_tokens(tokenizer: Any, texts: list[str], add_special_tokens: bool) -> Ints:

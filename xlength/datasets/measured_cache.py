@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 def cached(
-    path: Path, make: Callable[[], tuple[Measured, Ints]], again: bool = False
+    path: Path, make: Callable[[], tuple[Measured, Ints]], good: Callable[[Measured], bool]
 ) -> tuple[Measured, Ints]:
     """What ``make`` returns, from the file if it is there, else made and written.
 
@@ -30,14 +30,16 @@ def cached(
     Args:
         path: of an ``.npz`` file, named by a fingerprint.
         make: the measurement, and the rows' places in their file.
-        again: make it even if it is there.
+        good: whether what the file holds may be used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
-        if path.exists() and not again:
+        if path.exists():
             # A file that something else left half-written is made anew.
             with contextlib.suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):
-                return _load(path)
+                measured, spans = _load(path)
+                if good(measured):
+                    return measured, spans
         measured, spans = make()
         _save(path, measured, spans)
         return measured, spans

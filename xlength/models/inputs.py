@@ -5,8 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-BATCH_FACTS = frozenset(
-    {"lengths", "num_tokens", "cu_seqlens", "cumulative_len", "max_seqlen", "sample_ids"}
+from xlength.collate_images import IMAGE_FACTS
+
+BATCH_FACTS = (
+    frozenset(
+        {
+            "lengths",
+            "num_tokens",
+            "cu_seqlens",
+            "cumulative_len",
+            "max_seqlen",
+            "sample_ids",
+        }
+    )
+    | IMAGE_FACTS
 )
 """Keys by which a batch describes itself; they are no arguments of the model."""
 
