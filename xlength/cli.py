@@ -59,10 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def report_bad_input(error: BaseException) -> int:
+def report_bad_input(error: BaseException, cause: BaseException | None = None) -> int:
     """Print the error as one line (after its traceback with XLENGTH_TRACEBACK=1); returns 2."""
     if os.environ.get("XLENGTH_TRACEBACK", "0") not in ("", "0"):
-        traceback.print_exception(error)
+        traceback.print_exception(cause or error)
     message = " ".join(str(error).split()) or type(error).__name__
     print(f"xlength: error: {message}", file=sys.stderr)
     return 2

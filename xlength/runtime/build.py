@@ -29,7 +29,8 @@ def build(config: Any) -> Any:
         built = {key: build(value) for key, value in config.items() if key != "type"}
         if "type" not in config:
             return built
-        return resolve(config["type"])(**built)
+        called = resolve(config["type"])
+        return called(**built)
     if isinstance(config, (list, tuple)):
         return type(config)(build(value) for value in config)
     return config

@@ -54,6 +54,14 @@ def read_checkpoint(path: str, own: bool, map_location: Any = "cpu") -> Any:
             raise
         raise ValueError(
             f"{path} holds more than weights, and unpickling it could run code, so it is not "
-            "loaded. If it is a checkpoint of your own run, continue it with --resume; else save its "
-            "'state_dict' alone with torch.save and load that."
+            "loaded. If it is a checkpoint of your own run, continue it with --resume; else save "
+            "its 'state_dict' alone with torch.save and load that."
         ) from error
+
+
+def seed_of(path: str) -> int | None:
+    """The seed of the run that wrote a checkpoint; None where it does not say (or is a folder)."""
+    if not os.path.isfile(path):
+        return None
+    checkpoint = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
+    return checkpoint.get("meta", {}).get("seed") if isinstance(checkpoint, dict) else None

@@ -1,0 +1,89 @@
+"""Finding and reading the config of a run."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import traceback
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from xlength.commands import InputError
+
+CONFIG_ROOT = Path(__file__).resolve().parents[2] / "configs"
+
+
+def named_configs() -> dict[str, Path]:
+    """The configs that come with xlength, by name; parts of others (``_base_``) have none."""
+    files = sorted(CONFIG_ROOT.rglob("*.py"))
+    return {
+        file.stem: file for file in files if "_base_" not in file.relative_to(CONFIG_ROOT).parts
+    }
+
+
+def find_config(config: str) -> str:
+    """The path of a config that is given as a path or by name.
+
+    Raises:
+        InputError: there is none; names one that comes close.
+    """
+    if os.path.isfile(config):
+        return config
+    named = named_configs()
+    name = config.removesuffix(".py")
+    if name in named:
+        return str(named[name])
+    folder, base = os.path.split(config)
+    known = list(named)
+    if os.path.isdir(folder or "."):
+        known += [file for file in os.listdir(folder or ".") if file.endswith(".py")]
+    close = difflib.get_close_matches(base, known, 1)
+    hint = f"; did you mean {os.path.join(folder, close[0])!r}?" if close else ""
+    raise InputError(f"there is no config {config!r}, neither a file nor a name{hint}")
+
+
+def load_config(args: Namespace) -> Any:
+    """The config with the command line's arguments put in.
+
+    Raises:
+        InputError: it cannot be found or executed, or an option does not fit it.
+    """
+    from mmengine.config import Config
+
+    path = find_config(args.config)
+    try:
+        cfg = Config.fromfile(path)
+    except Exception as error:
+        raise InputError(f"config {path}{_line_of(error, path)}: {_what(error)}") from error
+    try:
+        cfg.merge_from_dict(args.cfg_options or {})
+    except Exception as error:
+        raise InputError(f"--cfg-options do not fit {path}: {_what(error)}") from error
+    cfg.launcher = args.launcher
+    if args.work_dir is not None:
+        cfg.work_dir = args.work_dir
+    elif cfg.get("work_dir") is None:
+        cfg.work_dir = os.path.join("work_dirs", Path(path).stem)
+    if args.seed is not None:
+        cfg.merge_from_dict({"randomness": {"seed": args.seed}})
+    if args.resume is not None:
+        cfg.resume = True
+        cfg.load_from = None if args.resume == "latest" else args.resume
+    cfg.setdefault("resume", False)
+    cfg.setdefault("load_from", None)
+    return cfg
+
+
+def _line_of(error: Exception, path: str) -> str:
+    """Where in the config it went wrong, as far as that is known."""
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}" if error.lineno else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [f.lineno for f in frames if f.filename in (path, "<string>", os.path.abspath(path))]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _what(error: Exception) -> str:
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
