@@ -79,7 +79,7 @@ def test_names_are_listed_by_pattern_and_a_misspelt_one_is_answered_with_the_clo
     assert "qwen3_8b_lora_messages_8k_e3\n" in out and "default_sampler" not in out
     assert main(["list-cfg", "-p", "nothing like it"]) == 2
     assert main(["copy-cfg", "default_smapler"]) == 2
-    assert "did you mean default_sampler" in capsys.readouterr().err
+    assert "did you mean 'default_sampler'" in capsys.readouterr().err
 
 
 @pytest.mark.long

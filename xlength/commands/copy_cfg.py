@@ -27,12 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the copy and say where it is."""
-    from xlength.runtime.configs import find_named
+    from xlength.runtime.config_file import find_config
     from xlength.runtime.flatten import flat_text
 
-    source = Path(args.config)
-    if not source.is_file():
-        source = find_named(args.config)
+    source = Path(find_config(args.config))
     target = Path(args.dest)
     if target.suffix != ".py":
         target = target / f"{source.stem}_copy.py"

@@ -6,20 +6,12 @@ import difflib
 import os
 import traceback
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xlength.commands import InputError
-
-CONFIG_ROOT = Path(__file__).resolve().parents[2] / "configs"
-
-
-def named_configs() -> dict[str, Path]:
-    """The configs that come with xlength, by name; parts of others (``_base_``) have none."""
-    files = sorted(CONFIG_ROOT.rglob("*.py"))
-    return {
-        file.stem: file for file in files if "_base_" not in file.relative_to(CONFIG_ROOT).parts
-    }
+from xlength.runtime.configs import named_configs
 
 
 def find_config(config: str) -> str:
@@ -43,28 +35,42 @@ def find_config(config: str) -> str:
     raise InputError(f"there is no config {config!r}, neither a file nor a name{hint}")
 
 
-def load_config(args: Namespace) -> Any:
-    """The config with the command line's arguments put in.
+def read_config(config: str, options: Mapping[str, Any] | None = None) -> Any:
+    """The config of a file or a name, with some of its settings overridden.
+
+    Args:
+        config: see ``find_config``.
+        options: dotted keys and their values.
 
     Raises:
         InputError: it cannot be found or executed, or an option does not fit it.
     """
     from mmengine.config import Config
 
-    path = find_config(args.config)
+    path = find_config(config)
     try:
         cfg = Config.fromfile(path)
     except Exception as error:
         raise InputError(f"config {path}{_line_of(error, path)}: {_what(error)}") from error
     try:
-        cfg.merge_from_dict(args.cfg_options or {})
+        cfg.merge_from_dict(dict(options or {}))
     except Exception as error:
         raise InputError(f"--cfg-options do not fit {path}: {_what(error)}") from error
+    return cfg
+
+
+def load_config(args: Namespace) -> Any:
+    """The config with the command line's arguments put in.
+
+    Raises:
+        InputError: see ``read_config``.
+    """
+    cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     if args.work_dir is not None:
         cfg.work_dir = args.work_dir
     elif cfg.get("work_dir") is None:
-        cfg.work_dir = os.path.join("work_dirs", Path(path).stem)
+        cfg.work_dir = os.path.join("work_dirs", Path(cfg.filename).stem)
     if args.seed is not None:
         cfg.merge_from_dict({"randomness": {"seed": args.seed}})
     if args.resume is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import site
 import sys
 from pathlib import Path
@@ -32,21 +31,6 @@ def named_configs() -> dict[str, Path]:
     root = config_root()
     files = sorted(file.relative_to(root) for file in root.rglob("*.py"))
     return {file.stem: root / file for file in files if "_base_" not in file.parts}
-
-
-def find_named(name: str) -> Path:
-    """The file of a config that is given by name, with or without ``.py``.
-
-    Raises:
-        InputError: there is none; names those that come close.
-    """
-    named = named_configs()
-    found = named.get(name.removesuffix(".py"))
-    if found is not None:
-        return found
-    close = difflib.get_close_matches(name, named, 3)
-    hint = f"did you mean {' or '.join(close)}?" if close else "xlength list-cfg shows them"
-    raise InputError(f"there is no config named {name!r}; {hint}")
 
 
 def summary_of(file: Path) -> str:
