@@ -1,4 +1,4 @@
-"""``SupervisedFinetune``: a transformers causal language model as an mmengine model."""
+"""``SupervisedFinetune``: a transformers model of text, or of images and text, in mmengine."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from mmengine.runner import load_checkpoint
 from torch import Tensor, nn
 
 from xlength.losses import TokenWeightedLoss, count_predicted
+from xlength.models.borders import attention_inputs, batch_borders
 from xlength.models.inputs import model_inputs
 from xlength.models.language_model import build_language_model, fit_embeddings
 from xlength.models.lora import add_lora, trained_names
+from xlength.models.vlm import vision_language
 from xlength.registry import MODELS, register
 
 LOSS_REDUCTIONS = ("tokens", "mean")
@@ -21,6 +23,9 @@ LOSS_REDUCTIONS = ("tokens", "mean")
 @register(MODELS)
 class SupervisedFinetune(BaseModel):
     """Fine-tune a causal language model of transformers, whole or through LoRA.
+
+    Or a vision-language model (``AutoModelForImageTextToText``), on the batches of
+    ``LLaVADataset``; see ``VisionLanguage`` for what happens to batches without an image.
 
     XTuner's arguments, batch (``dict(data=..., data_samples=None)``) and modes, with a loss that
     weighs all tokens of an optimiser step alike; see ``TokenWeightedLoss`` for its price.
@@ -34,7 +39,8 @@ class SupervisedFinetune(BaseModel):
         peft_model: checkpoint whose adapters to start from.
         use_activation_checkpointing: recompute activations in the backward pass: about a third
             more time, far less memory.
-        use_varlen_attn: the batches are packs; see ``packed_collate_fn``.
+        use_varlen_attn: refuse batches that are no packs. Samples of a pack are kept apart anyway;
+            see ``attention_inputs``.
         tokenizer: a tokenizer or a dict of one; the embeddings grow to hold its tokens, new ones
             start at the mean of the old.
         max_position_embeddings: tokens; stretches rotary positions linearly to this length
@@ -42,6 +48,11 @@ class SupervisedFinetune(BaseModel):
         loss_reduction: ``'tokens'``, or ``'mean'`` for XTuner's: the mean of each rank's each
             micro-step.
         data_preprocessor: as in mmengine.
+        freeze_llm: vision-language models: do not train the language model. What is frozen is not
+            in the state dict.
+        freeze_visual_encoder: do not train the vision tower; the projector is trained.
+        llm_lora: as ``lora``, in the language model alone.
+        visual_encoder_lora: as ``lora``, in the vision tower alone.
 
     Raises:
         ValueError: an argument is none of the above.
@@ -58,6 +69,10 @@ class SupervisedFinetune(BaseModel):
         max_position_embeddings: int | None = None,
         loss_reduction: str = "tokens",
         data_preprocessor: Any = None,
+        freeze_llm: bool = False,
+        freeze_visual_encoder: bool = False,
+        llm_lora: Any = None,
+        visual_encoder_lora: Any = None,
     ) -> None:
         super().__init__(data_preprocessor)
         if loss_reduction not in LOSS_REDUCTIONS:
@@ -69,24 +84,32 @@ class SupervisedFinetune(BaseModel):
         self.loss_reduction = loss_reduction
         self.token_weighted_loss = TokenWeightedLoss()
         self.use_varlen_attn = use_varlen_attn
-        self.use_lora = lora is not None
+        self.use_lora = any(each is not None for each in (lora, llm_lora, visual_encoder_lora))
+        self.saves_trained_only = self.use_lora or freeze_llm or freeze_visual_encoder
         self.llm = build_language_model(llm, max_position_embeddings)
         if tokenizer is not None:
             fit_embeddings(self.llm, tokenizer)
+        self.vision_language = vision_language(
+            self.llm, freeze_llm, freeze_visual_encoder, llm_lora, visual_encoder_lora
+        )
         if use_activation_checkpointing:
             self.activation_checkpointing_enable()
-        if self.use_lora:
+        if lora is not None:
             self.llm = add_lora(self.llm, lora, use_activation_checkpointing)
+            if self.vision_language is not None:
+                self.vision_language.freeze_unreachable()
+        if self.saves_trained_only:
             self.register_load_state_dict_post_hook(_only_trained_are_missing)
-            if peft_model is not None:
-                load_checkpoint(self, peft_model)
+        if peft_model is not None:
+            load_checkpoint(self, peft_model)
 
     def init_weights(self) -> None:
         """Nothing: the weights are those that ``llm`` came with."""
 
     def activation_checkpointing_enable(self) -> None:
         """Recompute activations in the backward pass."""
-        self.llm.enable_input_require_grads()
+        if self.vision_language is None:  # it would send gradients through frozen towers
+            self.llm.enable_input_require_grads()
         self.llm.gradient_checkpointing_enable({"use_reentrant": False})
 
     def activation_checkpointing_disable(self) -> None:
@@ -112,12 +135,21 @@ class SupervisedFinetune(BaseModel):
         """
         if mode not in ("loss", "predict", "tensor"):
             raise ValueError(f"mode must be 'loss', 'predict' or 'tensor', got {mode!r}")
-        outputs = self.llm(**model_inputs(data))
+        if self.use_varlen_attn and batch_borders(data) is None:
+            raise ValueError(
+                "use_varlen_attn=True, but the batch has neither cu_seqlens nor cumulative_len: "
+                "its samples would see each other; collate with packed_collate_fn"
+            )
+        zero = None
+        if self.vision_language is not None and mode == "loss":
+            zero = self.vision_language.untouched(data)
+        outputs = self.llm(**model_inputs(data), **attention_inputs(self.llm, data))
         if mode == "tensor":
             return outputs
         if mode == "predict":
             return [{"logits": logits} for logits in outputs.logits]
-        return {"loss": outputs.loss, "num_tokens": count_predicted(data["labels"])}
+        loss = outputs.loss if zero is None else outputs.loss + zero
+        return {"loss": loss, "num_tokens": count_predicted(data["labels"])}
 
     def parse_losses(self, losses: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss to go backward from, and what to log; called once for each micro-step.
@@ -134,9 +166,9 @@ class SupervisedFinetune(BaseModel):
         return loss, {"loss": reported, **losses}
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """All weights; with LoRA only those that are trained."""
+        """All weights; with LoRA or frozen parts only those that are trained."""
         state = super().state_dict(*args, **kwargs)
-        if not self.use_lora:
+        if not self.saves_trained_only:
             return state
         prefix = kwargs.get("prefix", "")
         trained = {prefix + name for name in trained_names(self)}
