@@ -1,0 +1,130 @@
+"""What a pool of a stream is to be like: the options of ``PoolSorter`` and ``SlidingSorter``,
+checked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+Entry = tuple[float, int, bool, Any]
+"""A held sample: its key (cost), its serial number in the reader's stream, whether it is packed,
+itself."""
+
+MODES = ("pool", "sliding")
+DEFAULT_MAX_AGE = 10
+"""Times ``pool_size // micro_batch_size``, the steps in which a pool is given once."""
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How a stream is put in order.
+
+    Args:
+        pool_size: samples that are held, at least one micro-batch; rounded down to whole
+            micro-batches.
+        ascending: sort by rising cost. As the order is shuffled, this matters for the tail only.
+        seed: the same on all ranks.
+        tail_shuffle: shuffle the last, smaller pool too.
+        warmup_steps: ``mode='pool'``: pools, ``mode='sliding'``: micro-batches over which the held
+            samples grow linearly from ``initial_pool_size`` to ``pool_size``; 0 for none.
+        initial_pool_size: samples at the start of the warm-up; at most ``pool_size``.
+        micro_batch_size: samples that will be computed together. They are neighbours by cost, and
+            kept together.
+        separate_packed: keep packed and other samples apart. With micro-batches, none holds both
+            kinds, but for the last ones of a finite stream.
+        mode: ``'pool'`` or ``'sliding'``.
+        max_age: ``mode='sliding'``: micro-batches that no sample waits longer than; by default 10
+            times ``pool_size // micro_batch_size``.
+
+    Raises:
+        ValueError: a value out of its range.
+    """
+
+    pool_size: int
+    ascending: bool = True
+    seed: int = 42
+    tail_shuffle: bool = True
+    warmup_steps: int = 0
+    initial_pool_size: int = 10
+    micro_batch_size: int = 1
+    separate_packed: bool = False
+    mode: str = "pool"
+    max_age: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (
+            ("micro_batch_size", 1),
+            ("pool_size", 1),
+            ("warmup_steps", 0),
+            ("initial_pool_size", 1),
+        ):
+            _check_count(name, getattr(self, name), least)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise ValueError(f"seed must be an integer, the same on all ranks, got {self.seed!r}")
+        if self.pool_size < self.micro_batch_size:
+            raise ValueError(
+                f"pool_size must hold a micro-batch: got pool_size={self.pool_size} and "
+                f"micro_batch_size={self.micro_batch_size}"
+            )
+        if self.separate_packed and 1 < self.micro_batch_size > self.pool_size // 2:
+            raise ValueError(
+                "with separate_packed, pool_size must hold two micro-batches: got "
+                f"pool_size={self.pool_size} and micro_batch_size={self.micro_batch_size}"
+            )
+        if self.mode not in MODES:
+            raise ValueError(f"mode must be 'pool' or 'sliding', got {self.mode!r}")
+        if self.max_age is not None:
+            if self.mode == "pool":
+                raise ValueError(
+                    f"max_age={self.max_age!r} belongs to mode='sliding'; a pool gives all it holds"
+                )
+            _check_count("max_age", self.max_age, self.steps_of_pool + self.spare_steps)
+
+    @property
+    def capacity(self) -> int:
+        """Samples that are held at most: whole micro-batches."""
+        return self.pool_size // self.micro_batch_size * self.micro_batch_size
+
+    @property
+    def steps_of_pool(self) -> int:
+        """Micro-batches in a full pool."""
+        return self.pool_size // self.micro_batch_size
+
+    @property
+    def spare_steps(self) -> int:
+        """Steps by which overdue samples are served early, as those of the other kind may be served
+        first."""
+        return 4 if self.separate_packed else 0
+
+    @property
+    def age_limit(self) -> int:
+        """``max_age``, or its default."""
+        return self.max_age or DEFAULT_MAX_AGE * self.steps_of_pool + self.spare_steps
+
+    def size_of_pool(self, flushes: int) -> int:
+        """Samples of the pool that comes after ``flushes`` full ones."""
+        return self._whole(self._grown(flushes))
+
+    def size_at(self, given: int) -> int:
+        """``mode='sliding'``: samples to hold once ``given`` were given."""
+        step = given / self.micro_batch_size
+        return self.capacity if step >= self.warmup_steps else self._whole(self._grown(step))
+
+    def _grown(self, step: float) -> int:
+        if self.warmup_steps == 0 or step >= self.warmup_steps:
+            return self.pool_size
+        start = min(self.initial_pool_size, self.pool_size)
+        return start + int((self.pool_size - start) * (step / self.warmup_steps))
+
+    def _whole(self, size: int) -> int:
+        least = 2 if self.separate_packed and self.micro_batch_size > 1 else 1
+        return max(size // self.micro_batch_size, least) * self.micro_batch_size
+
+    def as_dict(self) -> dict[str, Any]:
+        """The options as plain values, for a saved state."""
+        return asdict(self)
+
+
+def _check_count(name: str, value: Any, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
