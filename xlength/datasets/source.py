@@ -1,0 +1,129 @@
+"""Where the rows come from: a data set, splits, or a config; and where a row stands in a file."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
+
+from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
+
+from xlength.datasets.build import build
+
+
+def load_source(dataset: Any, split: str | None) -> Dataset:
+    """The rows of a ``Dataset``, a ``DatasetDict`` or a config dict.
+
+    Args:
+        dataset: see ``process_hf_dataset``.
+        split: one of a ``DatasetDict``; None takes all of them, one after the other.
+
+    Raises:
+        ValueError: it cannot be loaded (a broken line of a JSONL file is named), is empty, a
+            stream, no data set of ``datasets``, or has no such split.
+    """
+    try:
+        loaded = build(dataset, "dataset")
+    except ValueError as error:
+        broken = _broken_line(data_files(dataset))
+        if broken is None:
+            raise
+        raise ValueError(f"dataset: {broken}") from error
+    if isinstance(loaded, IterableDataset):
+        raise ValueError("dataset is a stream: process_hf_dataset needs a Dataset")
+    if isinstance(loaded, DatasetDict):
+        loaded = _of_split(loaded, split)
+    if not isinstance(loaded, Dataset):
+        raise ValueError(
+            "dataset must be a datasets.Dataset, a DatasetDict or a config dict of one, got "
+            f"{type(loaded).__name__}"
+        )
+    if not len(loaded):
+        raise ValueError(f"dataset is empty: it has columns {loaded.column_names} and no rows")
+    return loaded
+
+
+def _of_split(splits: DatasetDict, split: str | None) -> Dataset:
+    if split is None:
+        return concatenate_datasets(list(splits.values()))
+    if split not in splits:
+        raise ValueError(f"split={split!r} is none of the data set's splits {list(splits)}")
+    return splits[split]
+
+
+def data_files(dataset: Any) -> list[str]:
+    """The local JSON files of a config dict, in the order in which their rows are read."""
+    if not isinstance(dataset, Mapping) or dataset.get("path") != "json":
+        return []
+    files = dataset.get("data_files")
+    if isinstance(files, Mapping):
+        files = files.get(dataset.get("split") or "train", ())
+    names = [files] if isinstance(files, str) else list(files or ())
+    folder = dataset.get("data_dir") or ""
+    found: list[str] = []
+    for name in names:
+        path = os.path.join(folder, str(name))
+        found += [path] if os.path.isfile(path) else sorted(glob.glob(path, recursive=True))
+    return found
+
+
+def line_of_row(files: Iterable[str], row: int) -> str:
+    """'(FILE, line N)' of a row of JSONL files; empty where it cannot be said."""
+    try:
+        for path in files:
+            for number, line in _lines(path):
+                if line.startswith(b"["):
+                    return ""
+                if row == 0:
+                    return f" ({path}, line {number})"
+                row -= 1
+    except OSError:
+        pass
+    return ""
+
+
+def _broken_line(files: Iterable[str]) -> str | None:
+    """Says which line of which JSONL file is broken, or None."""
+    for path in files:
+        try:
+            for number, line in _lines(path):
+                if number == 1 and line.startswith(b"["):
+                    break
+                problem = _problem(line)
+                if problem:
+                    return f"{path}, line {number}, is broken: {problem}: {_excerpt(line)}"
+            else:
+                continue
+        except OSError as error:
+            return f"{path} cannot be read: {error}"
+    return None
+
+
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """(number from 1, line) of the lines that are not blank, without a byte order mark."""
+    opener: Any = gzip.open if path.endswith(".gz") else open
+    file: IO[bytes]
+    with opener(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if number == 1:
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            if line.strip():
+                yield number, line.strip()
+
+
+def _problem(line: bytes) -> str:
+    try:
+        row = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return f"no UTF-8 at byte {error.start}"
+    except json.JSONDecodeError as error:
+        return f"{error.msg} at character {error.pos}"
+    return "" if isinstance(row, dict) else f"a row must be an object, got {type(row).__name__}"
+
+
+def _excerpt(line: bytes) -> str:
+    text = line[:60].decode("utf-8", "replace")
+    return repr(text + ("..." if len(line) > 60 else ""))

@@ -1,0 +1,187 @@
+"""Conversations -> token ids and labels, many rows in one call of the tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xlength.losses import IGNORE_INDEX
+
+IMAGE_TOKEN = "<image>"
+IMAGE_TOKEN_INDEX = -200
+"""Stands in ``input_ids`` where an image goes, as in XTuner and LLaVA."""
+
+_QWEN = {"QWenTokenizer", "QWen2Tokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
+
+Ids = NDArray[np.int32]
+Piece = tuple[str | list[int], bool]
+"""Text or ready token ids, and whether they are trained."""
+
+
+def boundary_ids(tokenizer: Any) -> tuple[list[int], list[int] | None]:
+    """Ids that begin and end an answer; the end is None where the tokenizer has no such token.
+
+    Qwen's tokenizers begin nothing, ChatGLM's begin with [gMASK] and sop, as in XTuner.
+    """
+    name = type(tokenizer).__name__
+    if name in _QWEN:
+        begin: Any = []
+    elif name == "ChatGLMTokenizer":
+        begin = [64790, 64792]
+    else:
+        begin = tokenizer.bos_token_id
+    end = tokenizer.eos_token_id
+    return _as_list(begin) or [], _as_list(end)
+
+
+class TurnEncoder:
+    """Token ids and labels of conversations whose turns are written with a template already.
+
+    Each turn is ``bos, input, output, eos, sep``: output and eos are trained, unless
+    ``output_with_loss`` is false; there is no eos where ``need_eos_token`` is false, and then no
+    bos before the next turn. Each text is tokenised by itself, without special tokens. The result
+    is that of XTuner's ``encode_fn``.
+
+    Cost: one call of the tokenizer for all texts of the rows, equal texts once.
+
+    Args:
+        tokenizer: of transformers.
+        max_length: longer rows are cut at their end.
+        input_ids_with_output: False leaves the answers away, for one turn a row.
+        with_image_token: put -200 where an input has ``<image>``.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int,
+        input_ids_with_output: bool = True,
+        with_image_token: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.input_ids_with_output = input_ids_with_output
+        self.with_image_token = with_image_token
+        self.begin, self.end = boundary_ids(tokenizer)
+
+    def prepare(self, row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[Piece]:
+        """What a row is made of.
+
+        Raises:
+            ValueError: the row cannot be tokenised; the message says why.
+        """
+        if len(turns) > 1 and not self.input_ids_with_output:
+            raise ValueError(f"input_ids_with_output=False takes one turn a row, got {len(turns)}")
+        pieces: list[Piece] = []
+        begins = True
+        for i, turn in enumerate(turns):
+            if begins:
+                pieces.append((self.begin, False))
+            pieces += self._input(turn.get("input") or "")
+            if not self.input_ids_with_output:
+                continue
+            if not isinstance(turn.get("output"), str):
+                raise ValueError(f"turn {i} has no 'output': {dict(turn)!r}")
+            trained = _flag(turn, "output_with_loss")
+            pieces.append((turn["output"], trained))
+            begins = _flag(turn, "need_eos_token")
+            if begins:
+                if self.end is None:
+                    raise ValueError(
+                        "the tokenizer has no eos_token to end an answer with: set one, or take a "
+                        "template with SUFFIX_AS_EOS"
+                    )
+                pieces.append((self.end, trained))
+            if turn.get("sep"):
+                pieces.append((turn["sep"], False))
+        return pieces
+
+    def _input(self, text: str) -> list[Piece]:
+        return with_image_ids(text) if self.with_image_token else [(text, False)]
+
+    def encode(self, rows: Sequence[Sequence[Piece]]) -> list[tuple[Ids, Ids, int]]:
+        """(input_ids, labels, tokens cut off) of each row."""
+        return encode_pieces(self.tokenizer, rows, self.max_length)
+
+
+def with_image_ids(text: str) -> list[Piece]:
+    """A text that is not trained, with -200 in the place of each ``<image>``."""
+    pieces: list[Piece] = []
+    for part in text.split(IMAGE_TOKEN):
+        pieces += [(part, False), ([IMAGE_TOKEN_INDEX], False)]
+    return pieces[:-1]
+
+
+def encode_pieces(
+    tokenizer: Any, rows: Sequence[Sequence[Piece]], max_length: int
+) -> list[tuple[Ids, Ids, int]]:
+    """(input_ids, labels, tokens cut off) of each row; each text is tokenised by itself, once."""
+    texts = dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str))
+    table = dict(zip(texts, encode_texts(tokenizer, list(texts)), strict=True))
+    result = []
+    for row in rows:
+        ids: list[int] = []
+        labels: list[int] = []
+        for piece, trained in row:
+            tokens = table[piece] if isinstance(piece, str) else piece
+            ids += tokens
+            labels += tokens if trained else [IGNORE_INDEX] * len(tokens)
+        result.append(cut(ids, labels, max_length))
+    return result
+
+
+def cut(ids: Sequence[int], labels: Sequence[int], max_length: int) -> tuple[Ids, Ids, int]:
+    """The first ``max_length`` ids and labels as int32, and how many tokens were cut off."""
+    kept = slice(0, max_length)
+    return (
+        np.array(ids[kept], dtype=np.int32),
+        np.array(labels[kept], dtype=np.int32),
+        max(0, len(ids) - max_length),
+    )
+
+
+def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """``tokenizer.encode(text, add_special_tokens=False)`` of each text, in one call."""
+    if not texts:
+        return []
+    if _is_plain_fast(tokenizer):
+        # What transformers itself would do, without the offsets and masks that nobody asked for.
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+        encodings = backend.encode_batch_fast(texts, add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+    batch = tokenizer(texts, add_special_tokens=False, padding=False, truncation=False)
+    ids: list[list[int]] = batch["input_ids"]
+    return ids
+
+
+def _is_plain_fast(tokenizer: Any) -> bool:
+    """Whether its class leaves the encoding of text to the ``tokenizers`` library."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return False
+    if not hasattr(tokenizer.backend_tokenizer, "encode_batch_fast"):
+        return False
+    names = ("__call__", "encode", "_call_one", "_encode_plus", "_batch_encode_plus")
+    return all(
+        getattr(type(tokenizer), name, None) is getattr(PreTrainedTokenizerFast, name, None)
+        for name in names
+    )
+
+
+def _flag(turn: Mapping[str, Any], key: str) -> bool:
+    # Arrow makes null of a key that only some turns have.
+    value = turn.get(key)
+    return True if value is None else bool(value)
+
+
+def _as_list(ids: int | Iterable[int] | None) -> list[int] | None:
+    if ids is None or isinstance(ids, int):
+        return None if ids is None else [ids]
+    return list(ids)
