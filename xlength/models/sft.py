@@ -108,9 +108,11 @@ class SupervisedFinetune(BaseModel):
 
     def activation_checkpointing_enable(self) -> None:
         """Recompute activations in the backward pass."""
-        if self.vision_language is None:  # it would send gradients through frozen towers
+        if self.vision_language is None:
             self.llm.enable_input_require_grads()
         self.llm.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.vision_language is not None:  # gradients would go all through a frozen tower
+            self.llm.disable_input_require_grads()
 
     def activation_checkpointing_disable(self) -> None:
         """Keep activations for the backward pass."""
