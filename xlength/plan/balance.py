@@ -169,6 +169,16 @@ def share_steps(
         if steps > num_steps and not drop_last:
             return None
         steps = num_steps
-    largest = max(range(len(needs)), key=lambda kind: needs[kind])
-    counts[largest] += steps * world_size - total
+    extra = steps * world_size - total
+    if extra < 0:
+        counts[counts.index(max(counts))] += extra
+        return counts
+    # Where there is room: first whole steps, then, if kinds may share a step, single batches.
+    by_room = sorted(range(len(counts)), key=lambda kind: counts[kind] - rooms[kind])
+    for unit in (world_size, 1) if mixed == "once" and len(counts) > 1 else (world_size,):
+        for kind in by_room:
+            fitting = max(0, min(extra, rooms[kind] - counts[kind])) // unit * unit
+            counts[kind] += fitting
+            extra -= fitting
+    counts[by_room[0]] += extra
     return counts

@@ -43,7 +43,7 @@ class Windows:
         order: (m,) int64, samples, window after window.
         lengths: (m,) int64, their tokens.
         borders: (w + 1,) int64, the windows.
-        counts: (w,) int64, the fewest batches within the limits.
+        counts: (w,) int64, the fewest batches within the limits, with a shift.
         loads: (w,) float64, the same without the rounding up of the last batch.
         eased: end of the first batches, which are less full so that all later ones are shifted.
         ease: how full those are.
@@ -83,21 +83,21 @@ def count_batches(
     cuts = even_cuts(len(order), num_windows)
     order, borders = sort_windows(order, sizes, cuts, limits.max_tokens // _LONG_ROWS + 1)
     lengths = np.ascontiguousarray(sizes[order], dtype=np.int64)
-    eased, ease = 0, 1.0
-    part = rng.random_sample()
+    eased, part, number = 0, rng.random_sample(), 1
     if shift and num_windows == 1:
         starts = _cut(lengths.data, 0, [(len(order), limits.max_tokens)], limits.max_rows)
         number = max(1, len(starts) // _EASED)
-        eased, ease = ([*starts, len(order)])[number], 1.0 - part / number
+        eased = [*starts, len(order)][number]
     counts = np.zeros(len(borders) - 1, dtype=np.int64)
     loads = np.zeros(len(counts))
     for w, (begin, end) in enumerate(zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)):
-        budgets = [(eased, int(ease * limits.max_tokens)), (end, limits.max_tokens)]
+        # With the largest shift, so that the number is the same in every epoch.
+        budgets = [(eased, int((1 - 1 / number) * limits.max_tokens)), (end, limits.max_tokens)]
         starts = _cut(lengths.data, begin, budgets, limits.max_rows)
         rows = min(limits.max_tokens // int(lengths[starts[-1]]), limits.max_rows)
         counts[w] = len(starts)
         loads[w] = len(starts) - 1 + min(1.0, (end - starts[-1]) / rows)
-    return Windows(order, lengths, borders, counts, loads, eased, ease)
+    return Windows(order, lengths, borders, counts, loads, eased, 1 - part / number)
 
 
 def cut_batches(windows: Windows, count: int, limits: Limits, rng: np.random.RandomState) -> Groups:
