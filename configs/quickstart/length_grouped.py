@@ -4,7 +4,8 @@ _base_ = [
     "../_base_/python_docs.py",
     "../_base_/tiny_llama.py",
 ]
-batch_size = 16
+batch_size = 8
+max_iters = 300
 
 train_dataloader = dict(
     batch_size=batch_size,
@@ -17,7 +18,7 @@ train_dataloader = dict(
     ),
     collate_fn=dict(type="default_collate_fn"),
 )
-train_cfg = dict(type="TrainLoop", max_epochs=1)
+train_cfg = dict(type="TrainLoop", max_iters=max_iters)
 optim_wrapper = dict(
     type="OptimWrapper",
     optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.01),
@@ -25,8 +26,6 @@ optim_wrapper = dict(
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=0.01, by_epoch=False, end=30),
-    dict(
-        type="CosineAnnealingLR", eta_min=2e-4, by_epoch=True, convert_to_iter_based=True, T_max=1
-    ),
+    dict(type="CosineAnnealingLR", eta_min=2e-4, by_epoch=False, T_max=max_iters),
 ]
 randomness = dict(seed=0)
