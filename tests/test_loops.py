@@ -114,8 +114,13 @@ def test_all_loops_draw_the_same_batches(tmp_path, monkeypatch):
 def test_every_pass_over_the_data_is_an_epoch_to_hooks(tmp_path):
     watch, runner = train(tmp_path, dict(type="TrainLoop", max_iters=14))
     assert watch.calls == [
-        ("begin", 0, 0), ("end", 0, 6), ("begin", 1, 6), ("end", 1, 12), ("begin", 2, 12), ("end", 2, 14),
-    ]  # fmt: skip
+        ("begin", 0, 0),
+        ("end", 0, 6),
+        ("begin", 1, 6),
+        ("end", 1, 12),
+        ("begin", 2, 12),
+        ("end", 2, 14),
+    ]
     assert (runner.max_iters, runner.max_epochs, runner.iter) == (14, 3, 14)
 
 

@@ -96,9 +96,9 @@ def length_summary(dataset: Any, sampler: Any) -> str:
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             return f"not known ({error})"
     sizes = np.abs(lengths if lengths.ndim == 1 else lengths[:, 0])
-    low, median, high, top = np.quantile(sizes, [0, 0.5, 0.9, 1]).astype(np.int64).tolist()
+    low, median, high, top = np.quantile(sizes, [0, 0.5, 0.9, 1])
     return (
-        f"n {len(sizes)}, min {low}, median {median}, 90 % {high}, max {top}, "
+        f"n {len(sizes)}, min {low:.0f}, median {median:.0f}, 90 % {high:.0f}, max {top:.0f}, "
         f"total {int(sizes.sum())}"
     )
 
