@@ -152,12 +152,15 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         if self._begun and is_one_shot(self.dataset):
             self.check_repeatable()
         self._begun = True
-        reader = Reader.here(self.rank, self.world_size)
-        epoch = self._epochs.begin(reader.worker)
+        epoch = self._epochs.begin()
         resume, self._resume = self._resume, None
+        if resume is not None and resume["epoch"] != epoch:
+            resume = None
+        first_worker = 0 if resume is None else resume["first_worker"]
+        reader = Reader.here(self.rank, self.world_size, first_worker)
         self._here = (epoch, reader)
         self._cursor = self._new_cursor(epoch, reader)
-        if resume is not None and resume["epoch"] == epoch:
+        if resume is not None:
             self._cursor.restore(*worker_state(resume, reader))
         return self._cursor.samples()
 
@@ -194,7 +197,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         """Where this reader is, right after the last sample that it gave; a copy."""
         epoch, reader = self._here
         if self._cursor is None:
-            epoch = self._epochs.peek(0)
+            epoch = self._epochs.peek()
             if self._resume is not None:
                 return copy.deepcopy(self._resume)
             workers = []
@@ -226,11 +229,11 @@ class LengthPoolSortDataset(IterableDataset[Any]):
             every rank (``merge_states``).
         """
         if epoch is None:
-            epoch = max(self._epochs.peek(0) - 1, 0)
+            epoch = max(self._epochs.peek() - 1, 0)
         count = max(num_workers, 1)
         notes = [self._notes.of(worker, epoch) for worker in range(count)]
         totals = [own[-1]["given"] if own and own[-1]["ended"] else None for own in notes]
-        given = samples_given(num_batches, batch_size, totals, drop_last)
+        given, first_worker = samples_given(num_batches, batch_size, totals, drop_last)
         workers = []
         for worker in range(count):
             state: dict[str, Any] = {"given": 0, "skip": given[worker]}
@@ -239,7 +242,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
                     skip = given[worker] - note["given"] + note["state"]["skip"]
                     state = {**copy.deepcopy(note["state"]), "skip": skip}
             workers.append({"worker": worker, **state})
-        return self._state(epoch, count, workers)
+        return {**self._state(epoch, count, workers), "first_worker": first_worker}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Let the next iterators continue; they begin the state's epoch.
@@ -265,6 +268,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
             "rank": self.rank,
             "world_size": self.world_size,
             "num_workers": num_workers,
+            "first_worker": 0,
             "options": {**options, "cost": repr(self.cost.cost), "repeat": bool(self.repeat)},
             "workers": workers,
         }
@@ -288,7 +292,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
             None if options is None else make_sorter(options, epoch),
             self.cost,
             options is not None and options.separate_packed,
-            1 if options is None else options.capacity,
+            100 if options is None else max(options.capacity, 100),
             note,
         )
 

@@ -42,20 +42,22 @@ class Epochs:
         else:
             self._next[info.id] = epoch
 
-    def peek(self, worker: int) -> int:
-        """The epoch that a worker begins next."""
-        return int(self._next[worker])
+    def peek(self) -> int:
+        """The epoch that worker 0 begins next."""
+        return int(self._next[0])
+
+    def begin(self) -> int:
+        """The epoch that this process begins now."""
+        info = get_worker_info()
+        place = 0 if info is None else info.id
+        epoch = int(self._next[place])
+        self._next[place] = epoch + 1
+        return epoch
 
     def __deepcopy__(self, memo: Any) -> Epochs:
         copied = Epochs()
         copied._next.copy_(self._next)
         return copied
-
-    def begin(self, worker: int) -> int:
-        """The epoch that a worker begins now."""
-        epoch = int(self._next[worker])
-        self._next[worker] = epoch + 1
-        return epoch
 
 
 class Notes:
@@ -116,8 +118,8 @@ def _remove(folder: str, process: int) -> None:
 
 def samples_given(
     num_batches: int, batch_size: int, totals: Sequence[int | None], drop_last: bool = False
-) -> list[int]:
-    """How many samples each worker gave for the first batches of a loader.
+) -> tuple[list[int], int]:
+    """How many samples each worker gave for the first batches of a loader, and whose turn it is.
 
     A loader takes a batch from each worker in turn, and passes over workers that have ended.
 
@@ -128,7 +130,7 @@ def samples_given(
         drop_last: whether an incomplete last batch is left out.
 
     Returns:
-        samples of each worker.
+        samples of each worker, and the worker whose batch comes next.
 
     Raises:
         ValueError: the workers have fewer batches than that.
@@ -147,7 +149,9 @@ def samples_given(
         for place, worker in enumerate(alive):
             taken[worker] += rounds or int(place < left)
         left -= rounds * len(alive) or left
-    return [
+    samples = [
         count * batch_size if total is None else min(count * batch_size, total)
         for count, total in zip(taken, totals, strict=True)
     ]
+    alive = [w for w, total in enumerate(totals) if total is None or taken[w] < most[w]]
+    return samples, min(alive, key=lambda worker: (taken[worker], worker), default=0)

@@ -3,7 +3,9 @@ beforehand."""
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +13,7 @@ from typing import Any
 
 from mmengine.logging import print_log
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
 from xlength.arrow import is_hf
 
@@ -30,12 +33,23 @@ class Reader:
         return f"worker {self.worker} of {self.num_workers}, rank {self.rank} of {self.world_size}"
 
     @classmethod
-    def here(cls, rank: int, world_size: int) -> Reader:
-        """The reader that this process is."""
-        info = get_worker_info()
+    def here(cls, rank: int, world_size: int, first_worker: int = 0) -> Reader:
+        """The reader that this process is.
+
+        Args:
+            rank, world_size: data-parallel.
+            first_worker: the one whose batch a loader takes first. A loader always begins with its
+                worker 0, so to continue where another one is next, the workers trade places; a
+                parent that splits itself sees the new place in ``get_worker_info`` too.
+        """
+        info = _own_info()
         if info is None:
             return cls(rank, world_size)
-        return cls(rank, world_size, info.id, info.num_workers)
+        worker = (info.id + first_worker) % info.num_workers
+        moved = copy.copy(info)
+        object.__setattr__(moved, "id", worker)
+        torch_worker._worker_info = moved
+        return cls(rank, world_size, worker, info.num_workers)
 
     def stride(self, shard: str) -> tuple[int, int]:
         """(first, step): which samples of a stream that every reader sees whole are this one's.
@@ -47,6 +61,15 @@ class Reader:
         if shard == "worker":
             return self.worker, self.num_workers
         return self.worker * self.world_size + self.rank, self.world_size * self.num_workers
+
+
+_infos: dict[int, Any] = {}
+
+
+def _own_info() -> Any:
+    """What torch says of this worker process, before it traded places; None in the main process."""
+    info = get_worker_info()
+    return None if info is None else _infos.setdefault(os.getpid(), info)
 
 
 def resolve_shard(dataset: Any, shard: str | None, world_size: int) -> str:
