@@ -107,13 +107,13 @@ def _items(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 def _check_component(path: str, component: Any, registry: Registry, kind: str) -> None:
     if not isinstance(component, Mapping) or "type" not in component:
         return
-    found = component["type"]
-    if isinstance(found, str):
-        name, found = found, registry.get(found)
+    name = found = component["type"]
+    if isinstance(name, str):
+        found = registry.get(name)
         if found is None:
             names = [key for entry in _family(registry) for key in entry.module_dict]
             raise InputError(f"unknown type {path}.type = {name!r}{did_you_mean(name, names)}")
-    what = getattr(found, "__name__", str(found))
+    what = getattr(name, "__name__", str(name))
     if kind != "collate_fn":  # its first argument is the batch
         given = {*component, *_GIVEN[kind]}
         for name in required_of(found):
