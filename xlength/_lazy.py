@@ -30,6 +30,7 @@ EXPORTS: dict[str, str] = {
     "PlanBatchSampler": "xlength.samplers.plan",
     "PlanGuardHook": "xlength.hooks.plan_guard",
     "PackedDataset": "xlength.datasets.packed",
+    "PackedStream": "xlength.datasets.packed_stream",
     "default_collate_fn": "xlength.collate",
     "LengthConcatDataset": "xlength.datasets.concat",
     "PROMPT_TEMPLATE": "xlength.datasets.templates",

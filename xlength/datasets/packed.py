@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from xlength.arrow import is_hf
-from xlength.datasets.token_rows import refuse_media, token_rows
+from xlength.datasets.token_rows import pack_of, refuse_media, token_rows
 from xlength.lengths import get_lengths
 from xlength.losses import IGNORE_INDEX
 from xlength.plan.epoch import epoch_rng
@@ -136,17 +136,12 @@ class PackedDataset(Dataset[dict[str, Any]]):
                     f"{self.sample_lengths[sample]}: the lengths are stale"
                 )
         spans = list(zip(rows, starts, stops, strict=True))
-        ends = np.append(0, np.cumsum(stops - starts))
-        labels = np.concatenate([row[1][start:stop] for row, start, stop in spans])
-        labels[ends[:-1]] = IGNORE_INDEX
-        return {
-            "input_ids": np.concatenate([row[0][start:stop] for row, start, stop in spans]),
-            "labels": labels,
-            "position_ids": np.arange(ends[-1]) - np.repeat(ends[:-1], np.diff(ends)),
-            "cumulative_len": ends.astype(np.int32),
-            "sample_ids": samples,
-            "starts": starts,
-        }
+        return pack_of(
+            [row[0][start:stop] for row, start, stop in spans],
+            [row[1][start:stop] for row, start, stop in spans],
+            samples,
+            starts,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Arrays on their way to a spawned worker are moved to shared memory first, once."""

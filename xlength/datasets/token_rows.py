@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlength.arrow import is_hf
+from xlength.losses import IGNORE_INDEX
 
 Ints = NDArray[np.int64]
 _MEDIA = ("pixel_values", "image", "video", "audio", "input_features")
@@ -71,6 +72,26 @@ def token_rows(dataset: Any, rows: Sequence[int] | Ints) -> list[tuple[Ints, Int
         token_row({"input_ids": ids, "labels": labels}, f"row {row}")
         for row, ids, labels in zip(rows, *columns, strict=True)
     ]
+
+
+def pack_of(ids: list[Ints], labels: list[Ints], samples: Any, starts: Any) -> dict[str, Any]:
+    """The item of a pack whose pieces are laid end to end; see ``PackedDataset.__getitem__``.
+
+    Args:
+        ids, labels: tokens and labels of each piece.
+        samples, starts: (k,) which sample each piece is of, and its first token there.
+    """
+    ends = np.cumsum([0, *map(len, ids)])
+    all_labels = np.concatenate(labels)
+    all_labels[ends[:-1]] = IGNORE_INDEX
+    return {
+        "input_ids": np.concatenate(ids),
+        "labels": all_labels,
+        "position_ids": np.arange(ends[-1]) - np.repeat(ends[:-1], np.diff(ends)),
+        "cumulative_len": ends.astype(np.int32),
+        "sample_ids": np.asarray(samples, dtype=np.int64),
+        "starts": np.asarray(starts, dtype=np.int64),
+    }
 
 
 def _lists(column: Any) -> list[Ints | None]:

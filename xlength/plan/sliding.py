@@ -9,6 +9,7 @@ from itertools import islice
 from random import Random
 from typing import Any
 
+from xlength.plan.pack_pool import PackOptions, PackPool
 from xlength.plan.pool import EPOCH_STRIDE, PoolSorter
 from xlength.plan.pool_options import Entry, PoolOptions
 
@@ -234,6 +235,10 @@ class _Buffer:
         return taken
 
 
-def make_sorter(options: PoolOptions, epoch: int = 0) -> PoolSorter | SlidingSorter:
-    """The sorter of the mode, for one reader and one epoch."""
+def make_sorter(
+    options: PoolOptions | PackOptions, epoch: int = 0
+) -> PoolSorter | SlidingSorter | PackPool:
+    """The sorter of the mode, for one reader and one epoch; for a stream of packs, the packer."""
+    if isinstance(options, PackOptions):
+        return PackPool(options)
     return (PoolSorter if options.mode == "pool" else SlidingSorter)(options, epoch)
