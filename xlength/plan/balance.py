@@ -10,8 +10,11 @@ from numpy.typing import NDArray
 
 from xlength.plan.groups import Ints
 
-_RUN = (2, 4)
-"""Steps of like cost, least and most, among which batches are sorted by the second measure."""
+_MOST_RUN = 4
+"""Steps of like cost, at most, among which batches are sorted by the second measure."""
+
+_UNEVEN = 0.01
+"""Share of waiting from which a micro-step is paired with one of like cost, see ``_updates``."""
 
 
 def deal(
@@ -22,13 +25,15 @@ def deal(
     accumulate: int = 1,
     kinds: NDArray[Any] | None = None,
     second: NDArray[Any] | None = None,
+    run: int | None = None,
 ) -> Ints:
     """Deal groups to steps so that no rank waits: in each, ``world_size`` groups of like cost.
 
     All groups are sorted by cost and cut into steps; the costliest step comes first, so that a lack
     of memory shows at once, and all others are shuffled, so that costs do not rise or fall over the
     epoch. Which rank gets which group of a step is random. With gradient accumulation the groups of
-    each micro-step are dealt to the ranks so that their sums over the optimiser step are equal too.
+    each micro-step are dealt to the ranks so that their sums over the optimiser step are equal too,
+    and micro-steps in which ranks would wait share an optimiser step with such of like cost.
 
     Cost: a sort of the groups; independent of the world size.
 
@@ -42,6 +47,8 @@ def deal(
         second: (g,) a second measure of each group, such as its padded tokens where the cost is
             attention: groups of nearly equal cost are sorted by it. Costs about a thousandth of the
             balance by cost and gives a hundredth of the balance by tokens.
+        run: steps of nearly equal cost that are sorted by it; by default one in twenty, at most 4,
+            so that the cost stays first. The root of the number of steps serves both alike.
 
     Returns:
         (g / world_size, world_size) int64: a permutation of ``range(g)``.
@@ -61,11 +68,32 @@ def deal(
     if len(costs) == 0:
         return np.zeros((0, world_size), dtype=np.int64)
     parts = _whole_steps(costs, kinds, world_size)
-    rows = [_by_second(part, second, world_size).reshape(-1, world_size) for part in parts]
+    rows = [_by_second(part, second, world_size, run).reshape(-1, world_size) for part in parts]
     steps = np.concatenate(rows)
-    first = int(np.argmax(costs[steps].max(axis=1)))
-    others = rng.permutation(np.delete(np.arange(len(steps)), first))
-    return _to_ranks(steps[np.append(first, others)], costs, accumulate, rng)
+    return _to_ranks(_in_turn(steps, costs, accumulate, rng), costs, accumulate, rng)
+
+
+def _in_turn(steps: Ints, costs: NDArray[Any], accumulate: int, rng: np.random.RandomState) -> Ints:
+    """The costliest step, or optimiser step, first, all others shuffled."""
+    slowest = costs[steps].max(axis=1)
+    if accumulate > 1:
+        waiting = 1 - costs[steps].mean(axis=1) / np.maximum(slowest, 1e-300)
+        # Those in which ranks would wait, by falling cost; then all others, shuffled.
+        place = np.where(waiting > _UNEVEN, -slowest, 1 + rng.random_sample(len(steps)))
+        steps = steps[np.argsort(place, kind="stable")]
+        slowest = costs[steps].max(axis=1)
+    # Steps that do not fill an optimiser step stay at the end.
+    updates = -(-len(steps) // accumulate)
+    whole = max(1, len(steps) // accumulate)
+    first = min(int(np.argmax(slowest)) // accumulate, whole - 1)
+    others = rng.permutation(np.delete(np.arange(whole), first))
+    turns = np.concatenate([[first], others, np.arange(whole, updates)]).astype(np.int64)
+    order = (turns[:, None] * accumulate + np.arange(accumulate)).ravel()
+    order = order[order < len(steps)]
+    head = order[:accumulate]
+    order[:accumulate] = head[np.argsort(-slowest[head], kind="stable")]
+    result: Ints = steps[order]
+    return result
 
 
 def _whole_steps(costs: NDArray[Any], kinds: NDArray[Any] | None, world_size: int) -> list[Ints]:
@@ -78,9 +106,9 @@ def _whole_steps(costs: NDArray[Any], kinds: NDArray[Any] | None, world_size: in
     rest = [len(part) % world_size for part in parts]
     if not any(rest):
         return parts
-    # Of each kind leave out groups whose cost is that of the cheapest of the smallest kind.
-    smallest = min((i for i, count in enumerate(rest) if count), key=lambda i: len(parts[i]))
-    target = costs[parts[smallest][-rest[smallest] :]].mean()
+    # Leave out of each kind groups of like cost: that of the dearest among the kinds' cheapest.
+    cheapest = [part[len(part) - count :] for part, count in zip(parts, rest, strict=True)]
+    target = max(costs[part].mean() for part in cheapest if len(part))
     shared: list[Ints] = []
     for i, (part, count) in enumerate(zip(parts, rest, strict=True)):
         start = int(np.searchsorted(-costs[part], -target)) - count // 2
@@ -92,15 +120,14 @@ def _whole_steps(costs: NDArray[Any], kinds: NDArray[Any] | None, world_size: in
     return parts
 
 
-def _by_second(order: Ints, second: NDArray[Any] | None, world_size: int) -> Ints:
+def _by_second(order: Ints, second: NDArray[Any] | None, world_size: int, run: int | None) -> Ints:
     """Sort runs of a few steps, after the costliest step, by the second measure."""
     if second is None or len(order) <= 2 * world_size:
         return order
     rest = order[world_size:]
-    least, most = _RUN
-    steps = min(most, least + len(order) // (64 * world_size))
-    run = np.arange(len(rest)) // (steps * world_size)
-    rest = rest[np.lexsort((-np.asarray(second)[rest], run))]
+    run = run or min(_MOST_RUN, 1 + len(order) // (20 * world_size))
+    runs = np.arange(len(rest)) // (run * world_size)
+    rest = rest[np.lexsort((-np.asarray(second)[rest], runs))]
     return np.concatenate([order[:world_size], rest])
 
 

@@ -49,28 +49,40 @@ def fixed_batches(
     cuts = batches * len(order) // count
     order, _ = sort_windows(order, sizes, cuts)
     if exact and len(order) < count * batch_size:
-        return _overlapping(order, count, batch_size, batches, cuts)
+        return _overlapping(order, count, batch_size, batches, cuts, rng)
     if len(order) < count:
         repeats = spread_repeats(sizes[order], count - len(order), rng)
         return Groups.singles(np.append(order, order[repeats]))
     return Groups(order, even_cuts(len(order), count))
 
 
-def _overlapping(order: Ints, count: int, batch_size: int, batches: Ints, cuts: Ints) -> Groups:
+def _overlapping(
+    order: Ints,
+    count: int,
+    batch_size: int,
+    batches: Ints,
+    cuts: Ints,
+    rng: np.random.RandomState,
+) -> Groups:
     """Batches of exactly ``batch_size``, which repeat what they lack from their next neighbour."""
     if len(order) <= batch_size:
         return Groups.of_size(order[_cycle(len(order), count * batch_size)], batch_size)
     windows = zip(cuts[:-1], np.diff(cuts), np.diff(batches), strict=True)
-    starts = [begin + _spread(size, number, batch_size) for begin, size, number in windows]
+    starts = [
+        begin + _spread(size, number, batch_size, rng.random_sample())
+        for begin, size, number in windows
+    ]
     places = np.concatenate(starts)[:, None] + np.arange(batch_size)
     return Groups.of_size(order[places.ravel()], batch_size)
 
 
-def _spread(size: int, number: int, width: int) -> Ints:
+def _spread(size: int, number: int, width: int, shift: float) -> Ints:
     """(number,) starts of slices of ``width`` that cover ``range(size)``; only one begins at 0."""
-    starts = np.arange(number, dtype=np.int64) * (size - width) // max(1, number - 1)
+    stride = (size - width) / max(1, number - 1)
+    starts = np.floor(np.arange(number) * stride + shift).astype(np.int64)
     starts[1:] = np.maximum(starts[1:], min(1, size - width))
-    return starts
+    result: Ints = np.minimum(starts, size - width)
+    return result
 
 
 def _cycle(size: int, total: int) -> Ints:

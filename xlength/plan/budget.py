@@ -15,9 +15,6 @@ from xlength.plan.windows import even_cuts, sort_windows, spread_repeats
 _LONG_ROWS = 16
 """Samples of which fewer than this many fill a batch are long, see ``sort_windows``."""
 
-_EASED = 8
-"""One in so many batches of a set's only window is less full, see ``count_batches``."""
-
 _ROUNDS = 10
 """Halvings of the interval in which a window's own budget is sought: to a thousandth of it."""
 
@@ -43,10 +40,9 @@ class Windows:
         order: (m,) int64, samples, window after window.
         lengths: (m,) int64, their tokens.
         borders: (w + 1,) int64, the windows.
-        counts: (w,) int64, the fewest batches within the limits, with a shift.
-        loads: (w,) float64, the same without the rounding up of the last batch.
-        eased: end of the first batches, which are less full so that all later ones are shifted.
-        ease: how full those are.
+        counts: (w,) int64, the fewest batches within the limits; one more where there is a shift.
+        loads: (w,) float64, batches that the last one does not fill counted in part.
+        last: how full the last batch of a window may be.
     """
 
     order: Ints
@@ -54,8 +50,7 @@ class Windows:
     borders: Ints
     counts: Ints
     loads: NDArray[np.float64]
-    eased: int = 0
-    ease: float = 1.0
+    last: float = 1.0
 
 
 def count_batches(
@@ -63,7 +58,7 @@ def count_batches(
     sizes: NDArray[Any],
     limits: Limits,
     window: int | None,
-    shift: bool,
+    shift: float | None,
     rng: np.random.RandomState,
 ) -> Windows:
     """Sort random windows and count the batches that they take within the limits.
@@ -74,8 +69,10 @@ def count_batches(
         limits: of a batch.
         window: samples in a window; None sorts all together, which takes the fewest batches that
             any cutting can.
-        shift: where one window holds all samples, make its first batches a little less full, so
-            that all later ones are shifted by a random part of a batch and mates change.
+        shift: in [0, 1): where one window holds all samples, its last batch is filled but for this
+            part. That makes all batches a little smaller, moves them against those of an epoch with
+            another shift, the more the shorter their samples are, and so changes mates. None fills
+            the last batch like all others.
         rng: random state of the epoch.
     """
     order = members[rng.permutation(len(members))]
@@ -83,21 +80,21 @@ def count_batches(
     cuts = even_cuts(len(order), num_windows)
     order, borders = sort_windows(order, sizes, cuts, limits.max_tokens // _LONG_ROWS + 1)
     lengths = np.ascontiguousarray(sizes[order], dtype=np.int64)
-    eased, part, number = 0, rng.random_sample(), 1
-    if shift and num_windows == 1:
-        starts = _cut(lengths.data, 0, [(len(order), limits.max_tokens)], limits.max_rows)
-        number = max(1, len(starts) // _EASED)
-        eased = [*starts, len(order)][number]
+    shifted = shift is not None and num_windows == 1
     counts = np.zeros(len(borders) - 1, dtype=np.int64)
     loads = np.zeros(len(counts))
+    budget = limits.max_tokens
     for w, (begin, end) in enumerate(zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)):
-        # With the largest shift, so that the number is the same in every epoch.
-        budgets = [(eased, int((1 - 1 / number) * limits.max_tokens)), (end, limits.max_tokens)]
-        starts = _cut(lengths.data, begin, budgets, limits.max_rows)
-        rows = min(limits.max_tokens // int(lengths[starts[-1]]), limits.max_rows)
-        counts[w] = len(starts)
-        loads[w] = len(starts) - 1 + min(1.0, (end - starts[-1]) / rows)
-    return Windows(order, lengths, borders, counts, loads, eased, 1 - part / number)
+        starts = _cut(lengths.data, begin, end, limits.max_rows, (budget, budget, end))
+        counts[w] = min(len(starts) + shifted, end - begin)
+        loads[w] = len(starts) - 1 + _fill(lengths, starts, end, limits, budget)
+    return Windows(order, lengths, borders, counts, loads, 1.0 - (shift or 0.0) * shifted)
+
+
+def _fill(lengths: Ints, starts: list[int], end: int, limits: Limits, budget: int) -> float:
+    """How full the last batch is."""
+    rows = min(budget // int(lengths[starts[-1]]), limits.max_rows) or 1
+    return min(1.0, (end - starts[-1]) / rows)
 
 
 def cut_batches(windows: Windows, count: int, limits: Limits, rng: np.random.RandomState) -> Groups:
@@ -127,16 +124,17 @@ def cut_batches(windows: Windows, count: int, limits: Limits, rng: np.random.Ran
 
 
 def _cut(
-    lengths: memoryview, begin: int, budgets: list[tuple[int, int]], max_rows: int
+    lengths: memoryview, begin: int, end: int, max_rows: int, budgets: tuple[int, int, int]
 ) -> list[int]:
-    """Starts of batches from ``begin`` on, each as full as it may be.
+    """Starts of batches, each as full as it may be.
 
-    ``budgets``: (end, tokens), one after the other: the budget of batches that start before an end.
+    ``budgets``: tokens of a batch that starts before a border, those of the others, the border.
     """
+    first, second, border = budgets
     starts = []
     start = begin
-    for end, budget in budgets:
-        while start < end:
+    for stop, budget in ((min(border, end), first), (end, second)):
+        while start < stop:
             starts.append(start)
             start += min(budget // lengths[start], max_rows) or 1
     return starts
@@ -151,29 +149,33 @@ def _fit(
     longer samples get the smaller one and the others the larger.
     """
 
-    def cut(low: int, high: int, border: int) -> list[int]:
-        budgets = [(windows.eased, int(windows.ease * low)), (border, low), (end, high)]
-        return _cut(windows.lengths.data, begin, budgets, limits.max_rows)
+    def cut(first: int, second: int, border: int) -> tuple[list[int], bool]:
+        view = windows.lengths.data
+        starts = _cut(view, begin, end, limits.max_rows, (first, second, border))
+        fits = len(starts) < count
+        if len(starts) == count:
+            fits = _fill(windows.lengths, starts, end, limits, second) <= windows.last
+        return starts, fits
 
     low, high = least, limits.max_tokens
-    best = cut(high, high, end)
+    best, _ = cut(high, high, end)
     for _ in range(_ROUNDS):
         budget = (low + high) // 2
         if budget <= low:
             break
-        trial = cut(budget, budget, end)
-        if len(trial) <= count:
+        trial, fits = cut(budget, budget, end)
+        if fits:
             best, high = trial, budget
         else:
             low = budget
-    border, beyond = begin, end
-    while len(best) < count and beyond - border > 1:
-        middle = (border + beyond) // 2
-        trial = cut(low, high, middle)
-        if len(trial) <= count:
-            best, border = trial, middle
+    before, beyond, exact = begin, end, len(best) == count
+    while not exact and beyond - before > 1:
+        border = (before + beyond) // 2
+        trial, fits = cut(low, high, border)
+        if fits:
+            best, before = trial, border
         else:
-            beyond = middle
+            beyond = border
     return best
 
 

@@ -161,9 +161,11 @@ class TokenBudget:
         self._refuse_overlong(sizes)
         limits = Limits(self.max_tokens, self.max_batch_size or len(sizes))
         kinds = _kinds(lengths)
-        for window, shift in _attempts(self.window, len(sizes)):
+        # Consecutive epochs are about half a batch apart: the golden ratio.
+        shift = (0.618034 * epoch + 0.754878 * seed) % 1
+        for window, part in _attempts(self.window, len(sizes), shift):
             rng = epoch_rng(seed, epoch)
-            cut = [count_batches(members, sizes, limits, window, shift, rng) for members in kinds]
+            cut = [count_batches(members, sizes, limits, window, part, rng) for members in kinds]
             spare = num_steps is None and not self.drop_last
             needs = [_need(windows, spare) for windows in cut]
             rooms = [len(members) for members in kinds]
@@ -233,13 +235,15 @@ def _kinds(lengths: NDArray[Any]) -> list[Ints]:
     return [np.flatnonzero(~negative), np.flatnonzero(negative)]
 
 
-def _attempts(window: int | None, num_samples: int) -> Iterator[tuple[int | None, bool]]:
-    """Windows to try, and whether their batches begin at a random place: ever fewer batches."""
+def _attempts(
+    window: int | None, num_samples: int, shift: float
+) -> Iterator[tuple[int | None, float | None]]:
+    """Windows to try, and a shift or none: ever fewer batches."""
     while window is not None and window < num_samples:
-        yield window, True
+        yield window, shift
         window *= 2
-    yield None, True
-    yield None, False
+    yield None, shift
+    yield None, None
 
 
 def _need(windows: Windows, spare: bool) -> int:
@@ -264,15 +268,16 @@ def _dealt(
     kinds = None
     if len(batches) > 1:
         kinds = np.repeat(np.arange(len(batches)), [len(part) for part in batches])
-    sizes = cost.sizes(lengths)
+    sizes, run = cost.sizes(lengths), None
     if cost.weights is not None:
         second = groups.sums(cost.extra(lengths))
+        run = max(1, round((len(groups) / world_size) ** 0.5))
     elif cost.crossover is not None:
         second = groups.sizes * groups.maxima(sizes)
     else:
         second = ATTENTION.padded(sizes, groups)
     costs = cost.padded(lengths, groups)
-    steps = deal(costs, world_size, rng, accumulate=accumulate, kinds=kinds, second=second)
+    steps = deal(costs, world_size, rng, accumulate=accumulate, kinds=kinds, second=second, run=run)
     return EpochPlan.counted(groups, steps, len(sizes), kinds)
 
 
