@@ -16,13 +16,16 @@ from xlength.plan.report import (
     step_costs,
     wall_efficiency,
 )
+from xlength.plan.specs import FixedBatch, TokenBudget
 
 __all__ = [
     "ATTENTION",
     "DEFAULT_CROSSOVER",
     "TOKENS",
+    "TokenBudget",
     "Cost",
     "EpochPlan",
+    "FixedBatch",
     "Groups",
     "Plan",
     "Overlong",
