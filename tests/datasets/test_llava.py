@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from mmengine.logging import MMLogger
 from PIL import Image
 from torch.utils.data import ConcatDataset
 
@@ -30,18 +27,6 @@ def folder(tmp_path: Path) -> Path:
     for i, (width, height) in enumerate(SIZES):
         Image.new("RGB", (width, height), (60 * i, 200, 30)).save(tmp_path / f"{i}.png")
     return tmp_path
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """What was logged."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger = MMLogger.get_current_instance()
-    logger.addHandler(handler)
-    yield messages
-    logger.removeHandler(handler)
 
 
 def llava_row(images: Any, question: str = "What is it?", answer: str = "It is red.") -> dict:

@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 from tests import families
-from tests.datasets.test_llava import folder, llava_row, make, said
+from tests.datasets.test_llava import folder, llava_row, make
 from xlength.datasets.llava import LLaVADataset
 
-__all__ = ["folder", "said"]
+__all__ = ["folder"]
 
 
 def from_lines(tmp_path: Path, lines: list[str], end: str = "\n", **options: Any) -> LLaVADataset:
@@ -155,19 +155,21 @@ def test_the_error_counts_all_unusable_images_and_names_the_first(folder: Path) 
 
 
 def test_samples_with_unusable_images_are_left_out_and_counted_when_asked(
-    tmp_path: Path, said: list[str]
+    tmp_path: Path, log_lines: list[str]
 ) -> None:
     odd_images(tmp_path)
     names = ["whole.jpg", "none.png", "text.png", "long.png", "one.png"]
     dataset = make(tmp_path, [llava_row(name) for name in names], missing_image="skip")
     assert len(dataset) == 2
     assert len(dataset[1]["input_ids"]) == dataset.length[1]
-    assert "3 rows were left out because of an image; the first: data, row 1" in "\n".join(said)
-    assert "5 rows, 2 samples: 2 with images, 0 text only" in "\n".join(said)
+    assert "3 rows were left out because of an image; the first: data, row 1" in "\n".join(
+        log_lines
+    )
+    assert "5 rows, 2 samples: 2 with images, 0 text only" in "\n".join(log_lines)
 
 
 def test_an_image_that_breaks_later_keeps_the_plan_and_trains_nothing(
-    tmp_path: Path, said: list[str]
+    tmp_path: Path, log_lines: list[str]
 ) -> None:
     odd_images(tmp_path)
     dataset = make(tmp_path, [llava_row("cut.jpg"), llava_row("one.png")], missing_image="skip")
@@ -176,9 +178,9 @@ def test_an_image_that_breaks_later_keeps_the_plan_and_trains_nothing(
     assert (sample["labels"] == -100).all()
     assert (dataset[1]["labels"] != -100).any()
     assert (
-        "row 0" in "\n".join(said)
-        and "cut.jpg: broken image" in "\n".join(said)
-        and "number 1" in "\n".join(said)
+        "row 0" in "\n".join(log_lines)
+        and "cut.jpg: broken image" in "\n".join(log_lines)
+        and "number 1" in "\n".join(log_lines)
     )
 
 
@@ -211,21 +213,21 @@ def test_truncation_cuts_text_but_never_an_image(folder: Path, family: str) -> N
 
 
 def test_samples_over_the_limit_stop_the_build_or_are_left_out_as_asked(
-    folder: Path, said: list[str]
+    folder: Path, log_lines: list[str]
 ) -> None:
     rows = [llava_row("0.png"), llava_row(None, "long", "word " * 90), llava_row(None)]
     with pytest.raises(ValueError, match=r"data, row 1: \d+ tokens, more than max_length 60"):
         make(folder, rows, max_length=60, overlong="error")
     dropped = make(folder, rows, max_length=60, overlong="drop")
     assert len(dropped) == 2
-    assert "1 rows were left out because they are too long" in "\n".join(said)
+    assert "1 rows were left out because they are too long" in "\n".join(log_lines)
     cut = make(folder, rows, max_length=60)
     assert cut.length[1] == len(cut[1]["input_ids"]) == 60
-    assert "1 samples were cut to max_length; the first: data, row 1" in "\n".join(said)
+    assert "1 samples were cut to max_length; the first: data, row 1" in "\n".join(log_lines)
 
 
 def test_rows_without_a_label_to_train_are_left_out_and_counted(
-    folder: Path, said: list[str]
+    folder: Path, log_lines: list[str]
 ) -> None:
     silent = {"messages": [{"role": "user", "content": "Anyone?"}]}
     crowded = llava_row("0.png", "word " * 40)
@@ -233,7 +235,7 @@ def test_rows_without_a_label_to_train_are_left_out_and_counted(
     assert len(dataset) == 1
     assert (
         "2 rows were left out because no label is left to train; the first: data, row 1"
-        in "\n".join(said)
+        in "\n".join(log_lines)
     )
     with pytest.raises(ValueError, match="none of 1 rows makes a sample: 1 untrained"):
         make(folder, [silent])

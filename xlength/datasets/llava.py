@@ -88,7 +88,7 @@ class LLaVADataset(Dataset[dict[str, Any]]):
         image_first: move the image of a message with a single one before its text, as LLaVA and
             XTuner do.
         pad_image_to_square: pad with the processor's mean colour first, as LLaVA-1.5 was trained.
-        cache_dir: of the lengths; ``~/.cache/xlength`` if None.
+        cache_dir: of the lengths; below the cache folder of ``datasets`` if None.
         remeasure: measure again although the cache has lengths (images were replaced).
         num_proc: processes for the measurement; None takes all cores.
 
@@ -244,7 +244,9 @@ def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "xlength"
+    from datasets import config
+
+    return Path(config.HF_DATASETS_CACHE) / "xlength"
 
 
 def _settings(processor: Any) -> str:
