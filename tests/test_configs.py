@@ -3,12 +3,17 @@
 import difflib
 import itertools
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from mmengine.config import Config
 
 from xlength.cli import main
+from xlength.plan import Groups, padding_efficiency
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = sorted(
@@ -146,3 +151,54 @@ def test_the_quickstart_twin_differs_by_three_lines():
         if line[0] in "+-" and line[:3] not in ("+++", "---")
     ]
     assert 0 < len([line for line in changed if line[0] == "+"]) <= 3
+
+
+def test_two_processes_train_the_quickstart_with_equal_steps_and_losses(tmp_path):
+    """Under torchrun and gloo; the padding efficiency is also the one that the plan predicts."""
+    (tmp_path / "config.py").write_text(
+        f"_base_ = [{str(ROOT / 'configs/quickstart/length_grouped.py')!r}]\n"
+        "custom_imports = dict(imports=['xlength', 'tests.train_helpers'])\n"
+        "custom_hooks = [dict(type='LengthStatsHook'), dict(type='Diary')]\n"
+        f"where = {str(tmp_path.parent / 'python_docs')!r}\n"
+        "train_dataloader = dict(dataset=dict(\n"
+        "    max_dataset_length=400, max_length=512,\n"
+        "    dataset=dict(cache_dir=where), tokenizer=dict(cache_dir=where)))\n"
+        "train_cfg = dict(_delete_=True, type='TrainLoop', max_epochs=1)\n"
+        "model = dict(llm=dict(config=dict(hidden_size=32, num_hidden_layers=1)))\n"
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHON": sys.executable,
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [ROOT / "tools/dist_train.sh", "config.py", "2", "--work-dir", "two"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    diaries = [json.loads((tmp_path / f"two/diary{rank}.json").read_text()) for rank in (0, 1)]
+    losses = [[entry["loss"] for entry in diary["entries"]] for diary in diaries]
+    assert len(losses[0]) == len(losses[1]) == 25
+    assert losses[0] == losses[1]
+    assert losses[0][-1] < losses[0][0]
+    (log,) = (tmp_path / "two").glob("*/*.log")
+    logged = float(re.findall(r"Over the run: padding_efficiency (\S+),", log.read_text())[0])
+    config = Config.fromfile(tmp_path / "config.py")
+    assert logged == pytest.approx(predicted_padding_efficiency(config, 2), abs=0.01)
+
+
+def predicted_padding_efficiency(config, world_size):
+    """Padding efficiency of the first epoch, from the plan of the config's sampler alone."""
+    from mmengine.registry import DATA_SAMPLERS, DATASETS
+
+    dataset = DATASETS.build(config.train_dataloader.dataset)
+    batches = []
+    for rank in range(world_size):
+        options = dict(dataset=dataset, seed=0, dp_rank=rank, dp_world_size=world_size)
+        sampler = DATA_SAMPLERS.build(config.train_dataloader.sampler, default_args=options)
+        batches += Groups.of_size(list(sampler), config.train_dataloader.batch_size).tolist()
+    return padding_efficiency(sampler.length, Groups.from_lists(batches))
