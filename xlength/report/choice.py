@@ -1,0 +1,131 @@
+"""Which strategy to take, what it buys, what it costs, and the lines for the config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from xlength.plan.cost import TOKENS
+from xlength.report.measures import Row
+from xlength.report.strategies import MAX_REPEAT, Setting
+
+WORTH = 0.02
+"""Wall efficiency that a less simple strategy must gain to be recommended."""
+
+_FROM_SIMPLE = ("DefaultSampler", "LengthGroupedSampler", "TokenBudget", "FixedBatch", "Packing")
+
+
+def recommend(rows: Iterable[Row], setting: Setting) -> Row:
+    """The simplest strategy within ``WORTH`` of the best wall efficiency.
+
+    Only those whose batch-mate repeat is at most ``MAX_REPEAT`` count, if there are any. A budget
+    of tokens comes before fixed batches, since its batches need equal memory, and packing last,
+    since it needs another collate function and a model that keeps samples apart.
+
+    Args:
+        rows: of strategies for data that can be indexed; others are passed over.
+        setting: the cost counts.
+    """
+    known = [row for row in rows if row.strategy.kind in ("sampler", "plan")]
+    allowed = [row for row in known if not row.batchmate_repeat > MAX_REPEAT] or known
+    best = max(row.wall_efficiency(setting.cost) for row in allowed)
+    allowed.sort(key=lambda row: _FROM_SIMPLE.index(row.strategy.name))
+    return next(row for row in allowed if row.wall_efficiency(setting.cost) >= best - WORTH)
+
+
+def verdict(row: Row, base: Row, setting: Setting) -> str:
+    """The gain over ``base`` and the price, in a sentence or two."""
+    name, cost = row.strategy.name, "token" if setting.cost == TOKENS else "attention"
+    then, now = base.wall_efficiency(setting.cost), row.wall_efficiency(setting.cost)
+    before = "now" if base.strategy.kind == "config" else f"with {base.strategy.name}"
+    if now - then < WORTH:
+        kept = "this config" if base.strategy.kind == "config" else base.strategy.name
+        return f"Keep {kept}: nothing here gains more than {WORTH} of wall efficiency over it."
+    dropped = f", and {row.dropped} samples an epoch are left out" if row.dropped else ""
+    return (
+        f"{name}: wall efficiency {now:.3f} ({cost} cost) instead of {then:.3f} {before}, so where "
+        f"computing takes the time an epoch is {now / then:.1f} times shorter; the price: "
+        f"{row.batchmate_repeat:.1%} of the pairs that share a batch share one again in the next "
+        f"epoch ({base.batchmate_repeat:.1%} {before}){dropped}."
+        + _about_steps(row, base)
+        + _about_memory(row, base)
+    )
+
+
+def _about_steps(row: Row, base: Row) -> str:
+    ratio = base.steps / row.steps
+    if 0.9 < ratio < 1.1:
+        return ""
+    change = f"{ratio:.1f} times as many" if ratio > 1 else f"1/{1 / ratio:.1f} of the"
+    return (
+        f" An epoch has {row.steps:,} steps instead of {base.steps:,}, each of {change} samples: "
+        "mind the learning rate, or change max_tokens or the accumulation."
+    )
+
+
+def _about_memory(row: Row, base: Row) -> str:
+    if row.max_batch_tokens >= 0.9 * base.max_batch_tokens:
+        return ""
+    return (
+        f" Its largest batch has {row.max_batch_tokens:,} tokens instead of "
+        f"{base.max_batch_tokens:,}: where that fitted, max_tokens may be that large."
+    )
+
+
+def config_lines(
+    row: Row, setting: Setting, length_property: str = "length", merge: bool = False
+) -> str:
+    """Python to paste at the end of a config.
+
+    Args:
+        row: what to switch on.
+        setting: the batch size is written where the strategy takes one.
+        length_property: the sampler's.
+        merge: for a file that gets ``train_dataloader`` from its ``_base_``: assign it anew, to be
+            merged, instead of updating what the file has.
+    """
+    name = row.strategy.name
+    plan: dict[str, Any] = {"type": f"xlength.{name}", **row.strategy.options}
+    loader: dict[str, Any] = {}
+    if name == "DefaultSampler":
+        loader["batch_size"] = setting.batch_size
+        loader["sampler"] = dict(type="DefaultSampler", shuffle=True)
+        loader["batch_sampler"] = None
+    elif name == "LengthGroupedSampler":
+        loader["batch_size"] = setting.batch_size
+        loader["sampler"] = plan
+        loader["batch_sampler"] = None
+    else:
+        loader["batch_size"] = 1  # the plan decides
+        loader["sampler"] = dict(type="xlength.PlanSampler", plan=plan)
+        loader["batch_sampler"] = dict(type="xlength.PlanBatchSampler")
+    if length_property != "length" and name != "DefaultSampler":
+        loader["sampler"]["length_property"] = length_property
+    if name == "Packing":
+        loader["collate_fn"] = dict(type="xlength.packed_collate_fn")
+    if merge:
+        for key in {"sampler", "collate_fn"} & set(loader):
+            loader[key] = {"_delete_": True, **loader[key]}
+        return f"train_dataloader = {source(loader)}\n"
+    return f"train_dataloader.update{source(loader)[4:]}\n"
+
+
+def source(value: Any, indent: int = 0) -> str:
+    """Python source of plain values; dicts as ``dict(...)``, one key a line where they are long."""
+    if not isinstance(value, Mapping):
+        return _literal(value)
+    flat = ", ".join(f"{key}={source(inner)}" for key, inner in value.items())
+    if len(flat) + indent < 84 and not (indent == 0 and len(value) > 1):
+        return f"dict({flat})"
+    inner = " " * (indent + 4)
+    rows = [f"{inner}{key}={source(item, indent + 4)},\n" for key, item in value.items()]
+    return f"dict(\n{''.join(rows)}{' ' * indent})"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, float) and math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return repr(value)

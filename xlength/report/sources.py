@@ -1,0 +1,192 @@
+"""Where a report's lengths come from: a file of lengths, a config, or a made shape."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from xlength.commands import InputError
+from xlength.plan.groups import Ints
+from xlength.plan.shapes import shape_lengths
+from xlength.report.measures import Strategy
+
+
+@dataclass
+class Source:
+    """Lengths, and what is known besides.
+
+    Args:
+        name: for the headline.
+        lengths: (n,) int64, of either sign; zeros are possible.
+        parts: (name, first sample, number of samples) of each source.
+        media: samples have images, though all lengths may be positive.
+        two_modalities: both signs are expected.
+        length_property: where a sampler finds them.
+        strategy: what a config does now.
+        batch_size, accumulate: a config's.
+        merge: the lines to paste are to be merged into a ``_base_`` config.
+        notes: warnings of the measurement.
+    """
+
+    name: str
+    lengths: Ints
+    parts: list[tuple[str, int, int]] = field(default_factory=list)
+    media: bool = False
+    two_modalities: bool = False
+    length_property: str = "length"
+    strategy: Strategy | None = None
+    batch_size: int | None = None
+    accumulate: int = 1
+    merge: bool = False
+    notes: list[str] = field(default_factory=list)
+
+
+def from_shape(shape: str, num_samples: int, seed: int) -> Source:
+    """Made lengths, see ``shape_lengths``."""
+    try:
+        lengths = shape_lengths(shape, num_samples, seed)
+    except ValueError as error:
+        raise InputError(f"--shape: {error}") from None
+    return Source(shape, lengths)
+
+
+def from_file(path: Path) -> Source:
+    """Lengths that ``xlength measure`` or numpy wrote, with the side file if there is one.
+
+    Raises:
+        InputError: it is no one-dimensional array of whole numbers.
+    """
+    try:
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(f"{path} is no file of lengths (.npy): {error}") from None
+    if not isinstance(values, np.ndarray) or values.ndim != 1:
+        shape = getattr(values, "shape", type(values).__name__)
+        raise InputError(f"{path} must hold one length per sample, got shape {shape}")
+    if values.dtype.kind == "f":
+        with np.errstate(invalid="ignore"):
+            bad = np.flatnonzero(values != np.floor(values))
+        if len(bad):
+            raise InputError(
+                f"{path}: lengths must be whole numbers, {len(bad)} are not, the first "
+                f"({values[bad[0]]}) at row {int(bad[0])}"
+            )
+    elif values.dtype.kind not in "iu":
+        raise InputError(f"{path} must hold whole numbers, got {values.dtype}")
+    source = Source(path.name, values.astype(np.int64))
+    _read_side_file(path.with_suffix(".json"), source)
+    return source
+
+
+def _read_side_file(path: Path, source: Source) -> None:
+    try:
+        side = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(side, Mapping) or side.get("num_samples") != len(source.lengths):
+            return
+        starts = 0
+        for part in side.get("parts", ()):
+            source.parts.append((str(part["name"]), starts, int(part["num_samples"])))
+            starts += int(part["num_samples"])
+        source.media = bool(side.get("media", False))
+        source.two_modalities = bool(side.get("two_modalities", False))
+        source.length_property = str(side.get("length_property", "length"))
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+
+
+def from_config(
+    config: str, options: Mapping[str, Any] | None, world_size: int, seed: int
+) -> Source:
+    """The lengths of a config's training data, and its sampler as a strategy.
+
+    The data set is built as training builds it, which may tokenise it (once, cached).
+
+    Raises:
+        InputError: it has no training data that can be indexed, or a mistake.
+    """
+    from mmengine.registry import DATASETS, DefaultScope
+
+    from xlength.lengths import get_lengths
+    from xlength.runtime.config_file import read_config
+
+    cfg = read_config(config, options)
+    loader = cfg.get("train_dataloader")
+    if not isinstance(loader, Mapping) or loader.get("dataset") is None:
+        raise InputError(f"{config} has no train_dataloader with a dataset")
+    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmengine")):
+        dataset = loader["dataset"]
+        if isinstance(dataset, Mapping):
+            dataset = DATASETS.build(dataset)
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise InputError(
+                f"{config} trains on a stream ({type(dataset).__name__}): its lengths are not "
+                "known; measure a sample of it, and give that to xlength report --stream"
+            )
+        name = _length_property(loader, dataset)
+        source = Source(Path(cfg.filename).name, np.abs(get_lengths(dataset, name)))
+        source.lengths = get_lengths(dataset, name)
+        source.length_property = name
+        source.strategy = _strategy(loader, dataset, world_size, seed)
+    source.two_modalities = "modality" in name
+    source.media = source.two_modalities or hasattr(dataset, "modality_length")
+    source.batch_size = _int(loader.get("batch_size"))
+    wrapper = cfg.get("optim_wrapper") or {}
+    source.accumulate = _int(wrapper.get("accumulative_counts")) or 1
+    source.merge = not assigns_loader(Path(cfg.filename))
+    return source
+
+
+def assigns_loader(file: Path) -> bool:
+    """Whether a config file itself assigns ``train_dataloader``, not only its ``_base_``."""
+    try:
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+    except (OSError, SyntaxError):
+        return False
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return any(isinstance(t, ast.Name) and t.id == "train_dataloader" for t in targets)
+
+
+def _length_property(loader: Any, dataset: Any) -> str:
+    given = (loader.get("sampler") or {}).get("length_property")
+    if isinstance(given, str):
+        return given
+    return "modality_length" if hasattr(dataset, "modality_length") else "length"
+
+
+def _strategy(loader: Any, dataset: Any, world_size: int, seed: int) -> Strategy | None:
+    """The sampler of a config, as it would be built on the first of ``world_size`` ranks."""
+    from mmengine.registry import DATA_SAMPLERS
+
+    from xlength.report.samplers import strategy_of
+
+    sampler = dict(loader.get("sampler") or {})
+    kind = sampler.get("type")
+    cls = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
+    if cls is None:
+        return None
+    if sampler.get("seed") is None:
+        sampler["seed"] = seed
+    if str(getattr(cls, "__module__", "")).startswith("xlength."):
+        sampler.setdefault("dp_rank", 0)
+        sampler.setdefault("dp_world_size", world_size)
+    built = DATA_SAMPLERS.build({**sampler, "type": kind}, default_args=dict(dataset=dataset))
+    collate = (loader.get("collate_fn") or {}).get("type", "")
+    packed = "packed_collate_fn" in str(getattr(collate, "__name__", collate))
+    batch_size = None if loader.get("batch_sampler") else _int(loader.get("batch_size"))
+    return strategy_of(built, batch_size, len(dataset), world_size, packed)
+
+
+def _int(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def named_parts(source: Source, lengths: Ints) -> Sequence[tuple[str, int, int]]:
+    """The sources of a histogram; the whole set where they are not known or rows were left out."""
+    whole = [(source.name, 0, len(lengths))]
+    return source.parts if len(lengths) == len(source.lengths) and source.parts else whole
