@@ -20,7 +20,7 @@ from xlength.datasets.chat import ChatEncoder
 from xlength.datasets.hashing import content_hash
 from xlength.datasets.map_fns import openai_map_fn
 from xlength.datasets.rows import CONVERSATION, TOKENS, VERDICT, Encoder, RowPass, made_features
-from xlength.datasets.source import data_files, line_of_row, load_source
+from xlength.datasets.source import data_files, line_of_row, load_source, refuse_broken_line
 from xlength.datasets.templates import is_chat_template
 from xlength.datasets.tokenize import TurnEncoder
 
@@ -84,7 +84,11 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
             raise ValueError(f"dataset: none of its {len(rows)} rows is left: {_losses(counts)}")
         return {"loaded": len(source), "counts": counts, "renames": list(recipe.rename_maps)}
 
-    cache.write(folder, rows, row_pass, features, num_proc, judge)
+    try:
+        cache.write(folder, rows, row_pass, features, num_proc, judge)
+    except UnicodeDecodeError as error:
+        refuse_broken_line(dataset, error)
+        raise ValueError(f"dataset: a string in it is no UTF-8: {error}") from error
     return folder
 
 

@@ -114,6 +114,8 @@ class RowPass:
     def _outcome(self, row: Row) -> Outcome:
         try:
             return self.run(row)
+        except UnicodeDecodeError:  # of the whole batch, whose column cannot be read
+            raise
         except Exception as error:
             self.failed = True
             said = str(error) if isinstance(error, ValueError) else ""
@@ -208,14 +210,15 @@ class Row(MutableMapping[str, Any]):
 def made_features(rows: Dataset, row_pass: RowPass, look_at: int = 20) -> Features:
     """Types of the columns that the map function makes, from the first rows that it can use."""
     made: list[Mapping[str, Any]] = []
-    for i in range(min(look_at, len(rows))):
-        outcome = Outcome(row=Row(rows[i]))
+    map_fn = row_pass.map_fn
+    for i in range(min(look_at, len(rows)) if map_fn is not None else 0):
+        assert map_fn is not None
         try:
-            if row_pass.map_fn is not None:
-                outcome.update(row_pass.map_fn(outcome.row))
+            columns = dict(map_fn(Row(rows[i])) or {})
         except Exception:  # such rows are counted, and named, in the pass itself
             continue
-        made.append({k: v for k, v in outcome.columns.items() if k != "conversation"})
+        columns.pop("conversation", None)
+        made.append(columns)
     names = dict.fromkeys(name for columns in made for name in columns)
     table = Dataset.from_dict({name: [columns.get(name) for columns in made] for name in names})
     return Features(table.features)

@@ -25,13 +25,13 @@ def load_source(dataset: Any, split: str | None) -> Dataset:
         ValueError: it cannot be loaded (a broken line of a JSONL file is named), is empty, a
             stream, no data set of ``datasets``, or has no such split.
     """
-    try:
-        loaded = build(dataset, "dataset")
-    except ValueError as error:
-        broken = _broken_line(data_files(dataset))
-        if broken is None:
+    loaded = dataset
+    if not isinstance(dataset, DatasetDict):
+        try:
+            loaded = build(dataset, "dataset")
+        except ValueError as error:
+            refuse_broken_line(dataset, error)
             raise
-        raise ValueError(f"dataset: {broken}") from error
     if isinstance(loaded, IterableDataset):
         raise ValueError("dataset is a stream: process_hf_dataset needs a Dataset")
     if isinstance(loaded, DatasetDict):
@@ -56,7 +56,8 @@ def _of_split(splits: DatasetDict, split: str | None) -> Dataset:
 
 def data_files(dataset: Any) -> list[str]:
     """The local JSON files of a config dict, in the order in which their rows are read."""
-    if not isinstance(dataset, Mapping) or dataset.get("path") != "json":
+    is_config = isinstance(dataset, Mapping) and not isinstance(dataset, DatasetDict)
+    if not is_config or dataset.get("path") != "json":
         return []
     files = dataset.get("data_files")
     if isinstance(files, Mapping):
@@ -83,6 +84,13 @@ def line_of_row(files: Iterable[str], row: int) -> str:
     except OSError:
         pass
     return ""
+
+
+def refuse_broken_line(dataset: Any, error: Exception) -> None:
+    """Raise ValueError from ``error`` if a JSONL file of a config dict has a broken line."""
+    broken = _broken_line(data_files(dataset))
+    if broken is not None:
+        raise ValueError(f"dataset: {broken}") from error
 
 
 def _broken_line(files: Iterable[str]) -> str | None:
