@@ -188,19 +188,8 @@ def _source(args: argparse.Namespace) -> Any:
             f"{path} is neither lengths (.npy) nor a config (.py); measure it first: "
             f"xlength measure {path} -o lengths.npy"
         )
-    return sources.from_config(args.source, _options(args), args.world_size, args.seed)
-
-
-def _options(args: argparse.Namespace) -> dict[str, Any]:
-    from mmengine.config import DictAction
-
-    options: dict[str, Any] = {}
-    for pair in args.cfg_options or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise InputError(f"--cfg-options takes KEY=VALUE, got {pair!r}")
-        options[key] = DictAction._parse_iterable(value)
-    return options
+    options = sources.parse_options(args.cfg_options)
+    return sources.from_config(args.source, options, args.world_size, args.seed)
 
 
 def _write(path: Path, text: str) -> None:

@@ -110,29 +110,19 @@ def from_config(
     Raises:
         InputError: it has no training data that can be indexed, or a mistake.
     """
-    from mmengine.registry import DATASETS, DefaultScope
-
     from xlength.lengths import get_lengths
     from xlength.runtime.config_file import read_config
 
     cfg = read_config(config, options)
-    loader = cfg.get("train_dataloader")
-    if not isinstance(loader, Mapping) or loader.get("dataset") is None:
-        raise InputError(f"{config} has no train_dataloader with a dataset")
-    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmengine")):
-        dataset = loader["dataset"]
-        if isinstance(dataset, Mapping):
-            dataset = DATASETS.build(dataset)
-        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise InputError(
-                f"{config} trains on a stream ({type(dataset).__name__}): its lengths are not "
-                "known; measure a sample of it, and give that to xlength report --stream"
-            )
-        name = _length_property(loader, dataset)
-        source = Source(Path(cfg.filename).name, np.abs(get_lengths(dataset, name)))
-        source.lengths = get_lengths(dataset, name)
-        source.length_property = name
-        source.strategy = _strategy(loader, dataset, world_size, seed)
+    loader, dataset = open_config(cfg, config)
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            f"{config} trains on a stream ({type(dataset).__name__}): its lengths are not "
+            "known; measure a sample of it, and give that to xlength report --stream"
+        )
+    name = length_property_of(loader, dataset)
+    source = Source(Path(cfg.filename).name, get_lengths(dataset, name), length_property=name)
+    source.strategy = strategy_of_config(loader, dataset, world_size, seed)
     source.two_modalities = "modality" in name
     source.media = source.two_modalities or hasattr(dataset, "modality_length")
     source.batch_size = _int(loader.get("batch_size"))
@@ -140,6 +130,40 @@ def from_config(
     source.accumulate = _int(wrapper.get("accumulative_counts")) or 1
     source.merge = not assigns_loader(Path(cfg.filename))
     return source
+
+
+def parse_options(pairs: Sequence[str] | None) -> dict[str, Any]:
+    """The pairs of ``--cfg-options``, values read as mmengine reads them."""
+    from mmengine.config import DictAction
+
+    options: dict[str, Any] = {}
+    for pair in pairs or ():
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise InputError(f"--cfg-options takes KEY=VALUE, got {pair!r}")
+        options[key] = DictAction._parse_iterable(value)
+    return options
+
+
+def open_config(cfg: Any, name: str) -> tuple[Mapping[str, Any], Any]:
+    """The ``train_dataloader`` of a config, and its data set, built as training builds it.
+
+    Raises:
+        InputError: there is none, or it cannot be built.
+    """
+    from mmengine.registry import DATASETS, DefaultScope
+
+    loader = cfg.get("train_dataloader")
+    if not isinstance(loader, Mapping) or loader.get("dataset") is None:
+        raise InputError(f"{name} has no train_dataloader with a dataset")
+    dataset = loader["dataset"]
+    if not isinstance(dataset, Mapping):
+        return loader, dataset
+    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmengine")):
+        try:
+            return loader, DATASETS.build(dataset)
+        except (ValueError, OSError, KeyError) as error:
+            raise InputError(f"{name}, train_dataloader.dataset: {error}") from error
 
 
 def assigns_loader(file: Path) -> bool:
@@ -152,15 +176,21 @@ def assigns_loader(file: Path) -> bool:
     return any(isinstance(t, ast.Name) and t.id == "train_dataloader" for t in targets)
 
 
-def _length_property(loader: Any, dataset: Any) -> str:
+def length_property_of(loader: Any, dataset: Any) -> str:
+    """Where the sampler of a config finds the lengths."""
     given = (loader.get("sampler") or {}).get("length_property")
     if isinstance(given, str):
         return given
     return "modality_length" if hasattr(dataset, "modality_length") else "length"
 
 
-def _strategy(loader: Any, dataset: Any, world_size: int, seed: int) -> Strategy | None:
-    """The sampler of a config, as it would be built on the first of ``world_size`` ranks."""
+def strategy_of_config(
+    loader: Mapping[str, Any], dataset: Any, world_size: int, seed: int
+) -> Strategy | None:
+    """The sampler of a ``train_dataloader``, as on the first of ``world_size`` ranks.
+
+    None where its order is not known beforehand.
+    """
     from mmengine.registry import DATA_SAMPLERS
 
     from xlength.report.samplers import strategy_of
@@ -168,7 +198,7 @@ def _strategy(loader: Any, dataset: Any, world_size: int, seed: int) -> Strategy
     sampler = dict(loader.get("sampler") or {})
     kind = sampler.get("type")
     cls = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
-    if cls is None:
+    if cls is None or not hasattr(dataset, "__len__"):
         return None
     if sampler.get("seed") is None:
         sampler["seed"] = seed
