@@ -32,17 +32,17 @@ class TokenWeightedLoss:
 
         sum of the token losses of all ranks and micro-steps / number of those tokens
 
-    The number is not known before the last micro-step, so gradients are accumulated with a
-    provisional weight and corrected in place: at the last micro-step only, where ``is_last`` says
-    which one that is (``TrainLoop`` sets it), else at every one. Both are exact, with loss scaling
-    and clipping as well, under any training loop and for a last, shorter accumulation window,
-    because a window begins where the gradients have been cleared. It counts on gradients being
-    averaged over the ranks and on the loss being divided by the number of micro-steps in the
-    window, which is what mmengine's wrappers do.
+    The number is not known before the last micro-step, so gradients are accumulated with the
+    weight of the step before, which all ranks share, and corrected in place: at the last micro-step
+    only, where ``is_last`` says which one that is (``TrainLoop`` sets it), else at every one. Both
+    are exact, with loss scaling and clipping as well, under any training loop and for a last,
+    shorter accumulation window, because a window begins where the gradients have been cleared. It
+    counts on gradients being averaged over the ranks and on the loss being divided by the number of
+    micro-steps in the window, which is what mmengine's wrappers do.
 
-    Cost: one all-reduce of two numbers per optimiser step (per micro-step without ``is_last`` and
-    in the first window), and with accumulation one pass over the gradients per correction.
-    Gradients in a 16-bit type are rounded once more by each correction.
+    Cost: one all-reduce of two numbers per optimiser step (per micro-step without ``is_last``), and
+    with accumulation one pass over the gradients per correction. Gradients in a 16-bit type are
+    rounded once more by each correction.
 
     Not covered: DeepSpeed, which keeps accumulated gradients to itself. There each micro-step is
     the exact mean over the tokens of all ranks, but micro-steps of one window weigh alike
@@ -71,26 +71,22 @@ class TokenWeightedLoss:
 
         Returns:
             The loss to go backward from, and the loss to report: the mean per token over all ranks
-            of the last finished optimiser step (in the first one, of its micro-steps so far),
-            equal on all ranks.
+            of the last finished optimiser step (in the first one, of its first micro-step), equal
+            on all ranks.
         """
         gradients = [p.grad for p in parameters if p.grad is not None] if self.can_correct else []
         if not gradients or self._weight is None:
-            gradients = []
             self._micro_steps, self._loss_sum, self._num_tokens = 0, None, None
         loss = torch.where(num_tokens > 0, loss, torch.zeros_like(loss))
         self._add(loss, num_tokens)
-        if self._reported is None or self.is_last is None or not self.can_correct or self.is_last():
+        last = self.is_last() if self.is_last is not None and self.can_correct else True
+        if self._weight is None or last:
             weight = self._exact_weight()
-        elif gradients and self._weight is not None:
-            weight = self._weight
-        else:
-            weight = 1 / num_tokens.clamp(min=1).to(_wide(loss))
+            if gradients and self._weight is not None:
+                _multiply(gradients, weight / self._weight)
+            self._weight = weight
         assert self._reported is not None
-        if gradients and self._weight is not None and weight is not self._weight:
-            _multiply(gradients, weight / self._weight)
-        self._weight = weight
-        return loss * (num_tokens * weight).to(loss.dtype), self._reported
+        return loss * (num_tokens * self._weight).to(loss.dtype), self._reported
 
     def _add(self, loss: Tensor, num_tokens: Tensor) -> None:
         loss_sum = loss.detach().to(_wide(loss)) * num_tokens

@@ -32,12 +32,12 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
         cfg: altered in place.
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
     """
+    cfg.setdefault("env_cfg", {"dist_cfg": {"backend": "nccl"}})  # FlexibleRunner asks for it
     if launcher == "none" or has_accelerator():
         return
     _set_rank_variables(launcher)
     if not dist.is_initialized():
-        dist_cfg = cfg.get("env_cfg", {}).get("dist_cfg", {})
-        seconds = dist_cfg.get("timeout")
+        seconds = cfg.env_cfg.get("dist_cfg", {}).get("timeout")
         timeout = None if seconds is None else datetime.timedelta(seconds=seconds)
         dist.init_process_group("gloo", timeout=timeout)
     if cfg.get("runner_type", "Runner") == "Runner":
