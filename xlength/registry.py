@@ -2,7 +2,8 @@
 
 A component of xlength can be named in four ways: ``type='xlength.X'`` in any config, also without
 ``custom_imports`` (mmengine imports this module by itself when it meets the scope); the plain
-``type='X'`` after ``custom_imports = dict(imports=['xlength'])``; the class object; and
+``type='X'`` after ``custom_imports = dict(imports=['xlength'])`` (in configs of strings only:
+mmengine passes over ``custom_imports`` where a config imports its types); the class object; and
 ``default_scope = 'xlength'``. Nothing that another library registered is ever replaced.
 """
 
