@@ -157,7 +157,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         if resume is not None and resume["epoch"] != epoch:
             resume = None
         first_worker = 0 if resume is None else resume["first_worker"]
-        reader = Reader.here(self.rank, self.world_size, first_worker)
+        reader = Reader.here(self.rank, self.world_size, self, first_worker)
         self._here = (epoch, reader)
         self._cursor = self._new_cursor(epoch, reader)
         if resume is not None:
@@ -289,7 +289,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
 
         return StreamCursor(
             source,
-            None if options is None else make_sorter(options, epoch),
+            None if options is None else make_sorter(options, epoch, reader.worker),
             self.cost,
             options is not None and options.separate_packed,
             100 if options is None else max(options.capacity, 100),

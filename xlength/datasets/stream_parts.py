@@ -33,23 +33,29 @@ class Reader:
         return f"worker {self.worker} of {self.num_workers}, rank {self.rank} of {self.world_size}"
 
     @classmethod
-    def here(cls, rank: int, world_size: int, first_worker: int = 0) -> Reader:
+    def here(cls, rank: int, world_size: int, owner: Any = None, first_worker: int = 0) -> Reader:
         """The reader that this process is.
+
+        A loader always begins with its worker 0, so to continue where another one is next, the
+        workers trade places for an epoch; a parent that splits itself sees the new place in
+        ``get_worker_info`` too.
 
         Args:
             rank, world_size: data-parallel.
-            first_worker: the one whose batch a loader takes first. A loader always begins with its
-                worker 0, so to continue where another one is next, the workers trade places; a
-                parent that splits itself sees the new place in ``get_worker_info`` too.
+            owner: the data set that asks; only the one that made workers trade places ends it.
+            first_worker: the one whose batch a loader takes first.
         """
-        info = _own_info()
+        info = get_worker_info()
         if info is None:
             return cls(rank, world_size)
-        worker = (info.id + first_worker) % info.num_workers
-        moved = copy.copy(info)
-        object.__setattr__(moved, "id", worker)
-        torch_worker._worker_info = moved
-        return cls(rank, world_size, worker, info.num_workers)
+        mover, own_info = _moved.get(os.getpid(), (None, info))
+        if first_worker or mover == id(owner):
+            _moved[os.getpid()] = (id(owner), own_info)
+            info = copy.copy(own_info)
+            place = (own_info.id + first_worker) % own_info.num_workers
+            object.__setattr__(info, "id", place)
+            torch_worker._worker_info = info
+        return cls(rank, world_size, info.id, info.num_workers)
 
     def stride(self, shard: str) -> tuple[int, int]:
         """(first, step): which samples of a stream that every reader sees whole are this one's.
@@ -63,13 +69,8 @@ class Reader:
         return self.worker * self.world_size + self.rank, self.world_size * self.num_workers
 
 
-_infos: dict[int, Any] = {}
-
-
-def _own_info() -> Any:
-    """What torch says of this worker process, before it traded places; None in the main process."""
-    info = get_worker_info()
-    return None if info is None else _infos.setdefault(os.getpid(), info)
+_moved: dict[int, tuple[int, Any]] = {}
+"""Of a worker process that traded places: who did it, and what torch said of the process."""
 
 
 def resolve_shard(dataset: Any, shard: str | None, world_size: int) -> str:

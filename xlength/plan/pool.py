@@ -17,11 +17,10 @@ from operator import itemgetter
 from random import Random
 from typing import Any, TypeVar
 
-from xlength.plan.pool_options import Entry, PoolOptions
+from xlength.plan.pool_options import Entry, PoolOptions, first_seed
 
 T = TypeVar("T")
 
-EPOCH_STRIDE = 1 << 32
 PACKED_OFFSET = 1_000_000
 TAIL_OFFSET = 1234 - 42
 
@@ -44,11 +43,14 @@ class PoolSorter:
     Args:
         options: see ``PoolOptions``.
         epoch: epochs after the first have other orders; the first has the original's.
+        worker: workers of a rank have other shuffles, so that the batches that a loader takes from
+            them in turn are not of one quantile; but for ``micro_batch_size=1``, where the original
+            gives all of them the same.
     """
 
-    def __init__(self, options: PoolOptions, epoch: int = 0) -> None:
+    def __init__(self, options: PoolOptions, epoch: int = 0, worker: int = 0) -> None:
         self.options = options
-        self.epoch = epoch
+        self._seed = first_seed(options, epoch, 0 if options.micro_batch_size == 1 else worker)
         self.reads = 0
         self.closed = False
         self._flushes = 0
@@ -129,7 +131,7 @@ class PoolSorter:
         if not pool:
             raise IndexError("no sample is held")
         full = len(pool) >= self._next_size
-        seed = self.options.seed + self.epoch * EPOCH_STRIDE
+        seed = self._seed
         if full:
             seed += pool[-1][1]
             generators = Random(seed), Random(seed + PACKED_OFFSET)

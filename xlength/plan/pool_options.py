@@ -125,6 +125,11 @@ class PoolOptions:
         return asdict(self)
 
 
+def first_seed(options: PoolOptions, epoch: int, worker: int) -> int:
+    """What the seeds of all shuffles of an epoch and a worker count from; the same on all ranks."""
+    return options.seed + (epoch << 48) + (worker << 40)
+
+
 def _check_count(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")

@@ -10,20 +10,20 @@ from random import Random
 from typing import Any
 
 from xlength.plan.pack_pool import PackOptions, PackPool
-from xlength.plan.pool import EPOCH_STRIDE, PoolSorter
-from xlength.plan.pool_options import Entry, PoolOptions
+from xlength.plan.pool import PoolSorter
+from xlength.plan.pool_options import Entry, PoolOptions, first_seed
 
 
 class SlidingSorter:
     """A sorted buffer of ``pool_size`` samples; driven as ``PoolSorter`` is.
 
     At step t the ``micro_batch_size`` neighbours at quantile u_t are given, and as many are read.
-    u_t depends on (seed, epoch, t) alone: in every ``pool_size // micro_batch_size`` steps each of
-    as many quantiles comes up once, in random order, so both extremes are served as often as the
-    middle. No pool has to begin at the same sample on all ranks, so a sample that one rank skips
-    costs nothing, and waiting is less than with pools of the same size. Where samples come due
-    (``max_age``), they are given instead: together with their neighbours, if one micro-batch can
-    hold them all, else the oldest ones.
+    u_t depends on (seed, epoch, t) and the worker alone: in every ``pool_size //
+    micro_batch_size`` steps each of as many quantiles comes up once, in random order, so both
+    extremes are served as often as the middle. No pool has to begin at the same sample on all
+    ranks, so a sample that one rank skips costs nothing, and waiting is less than with pools of the
+    same size. Where samples come due (``max_age``), they are given instead: together with their
+    neighbours, if one micro-batch can hold them all, else the oldest ones.
 
     With ``separate_packed`` there is a buffer for each kind, and the schedule of kinds is common: a
     step is one of packed samples where u_t is below their share among all samples read so far,
@@ -38,11 +38,12 @@ class SlidingSorter:
     Args:
         options: see ``PoolOptions``.
         epoch: each has its own u_t.
+        worker: each of a rank has its own u_t, the same on all ranks.
     """
 
-    def __init__(self, options: PoolOptions, epoch: int = 0) -> None:
+    def __init__(self, options: PoolOptions, epoch: int = 0, worker: int = 0) -> None:
         self.options = options
-        self.epoch = epoch
+        self._seed = first_seed(options, epoch, worker)
         self.reads = 0
         self.closed = False
         self.forced = 0
@@ -159,7 +160,7 @@ class SlidingSorter:
         if cycle != self._cycle:
             self._cycle = cycle
             self._quantiles = list(range(num_quantiles))
-            Random(options.seed + self.epoch * EPOCH_STRIDE + cycle).shuffle(self._quantiles)
+            Random(self._seed + cycle).shuffle(self._quantiles)
         u = (self._quantiles[position] + 0.5) / num_quantiles
         return u if options.ascending else 1.0 - u
 
@@ -236,9 +237,9 @@ class _Buffer:
 
 
 def make_sorter(
-    options: PoolOptions | PackOptions, epoch: int = 0
+    options: PoolOptions | PackOptions, epoch: int = 0, worker: int = 0
 ) -> PoolSorter | SlidingSorter | PackPool:
     """The sorter of the mode, for one reader and one epoch; for a stream of packs, the packer."""
     if isinstance(options, PackOptions):
         return PackPool(options)
-    return (PoolSorter if options.mode == "pool" else SlidingSorter)(options, epoch)
+    return (PoolSorter if options.mode == "pool" else SlidingSorter)(options, epoch, worker)

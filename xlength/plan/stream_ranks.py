@@ -70,7 +70,7 @@ def orders_of_ranks(
         parts = []
         for worker in range(num_workers):
             order = sorted_stream(
-                make_sorter(options, epoch),
+                make_sorter(options, epoch, worker),
                 values[worker::num_workers].tolist(),
                 None if kinds is None else kinds[worker::num_workers].tolist(),
             )
