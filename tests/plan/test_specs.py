@@ -152,6 +152,18 @@ def test_dropping_leaves_out_less_than_a_step_and_draws_none_twice(
             assert budgeted or epoch.dropped < 4 * world
 
 
+@pytest.mark.parametrize("world", [1, 8])
+def test_an_epoch_that_needs_more_batches_than_there_are_widens_its_windows(world):
+    lengths = np.clip(np.exp(np.random.RandomState(0).normal(5, 1, 4000)), 8, 4096).astype(int)
+    fewest = TokenBudget(8192, None).build(lengths, seed=0, epoch=0, world_size=world).num_steps
+    narrow = TokenBudget(8192, 64)
+    alone = narrow.build(lengths, seed=0, epoch=3, world_size=world)
+    given_steps = narrow.build(lengths, seed=0, epoch=3, world_size=world, num_steps=fewest)
+    assert given_steps.num_steps == fewest < alone.num_steps
+    check(narrow, lengths, given_steps, 1)
+    assert padded_costs(lengths, given_steps.groups).max() <= 8192
+
+
 def test_dropped_samples_are_others_in_every_epoch():
     lengths = np.random.RandomState(0).randint(1, 500, 1030)
     for plan in (FixedBatch(4, drop_last=True), TokenBudget(2000, drop_last=True)):
