@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xlength.plan.balance import deal, share_steps
+from xlength.plan.assemble import checked_sizes, dealt, kinds_of
+from xlength.plan.balance import share_steps
 from xlength.plan.batch import fixed_batches
 from xlength.plan.budget import Limits, Windows, count_batches, cut_batches
-from xlength.plan.cost import ATTENTION, Cost, make_cost
+from xlength.plan.cost import make_cost
 from xlength.plan.epoch import EpochPlan, epoch_rng
-from xlength.plan.groups import Groups, Ints
 from xlength.plan.options import positive
 
 
@@ -77,9 +77,9 @@ class FixedBatch:
         num_steps: int | None = None,
     ) -> EpochPlan:
         """See ``Plan.build``."""
-        sizes = _checked_sizes(lengths, self.cost)
+        sizes = checked_sizes(lengths, self.cost)
         rng = epoch_rng(seed, epoch)
-        kinds = _kinds(lengths)
+        kinds = kinds_of(lengths)
         if self.drop_last:
             needs = [max(1, len(members) // self.batch_size) for members in kinds]
         else:
@@ -93,7 +93,7 @@ class FixedBatch:
             fixed_batches(members, sizes, count, self.batch_size, self.window, self.exact, rng)
             for members, count in zip(kinds, counts, strict=True)
         ]
-        return _dealt(batches, lengths, self.cost, world_size, self.accumulate, rng)
+        return dealt(batches, lengths, self.cost, world_size, self.accumulate, rng)
 
     def fingerprint(self) -> str:
         """16 hex digits over all options."""
@@ -173,10 +173,10 @@ class TokenBudget:
         num_steps: int | None = None,
     ) -> EpochPlan:
         """See ``Plan.build``."""
-        sizes = _checked_sizes(lengths, self.cost)
+        sizes = checked_sizes(lengths, self.cost)
         self._refuse_overlong(sizes)
         limits = Limits(self.max_tokens, self.max_batch_size or len(sizes))
-        kinds = _kinds(lengths)
+        kinds = kinds_of(lengths)
         # Consecutive epochs are about half a batch apart: the golden ratio.
         shift = (0.618034 * epoch + 0.754878 * seed) % 1
         for window, part in _attempts(self.window, len(sizes), shift):
@@ -194,7 +194,7 @@ class TokenBudget:
             cut_batches(windows, count, limits, rng)
             for windows, count in zip(cut, counts, strict=True)
         ]
-        return _dealt(batches, lengths, self.cost, world_size, self.accumulate, rng)
+        return dealt(batches, lengths, self.cost, world_size, self.accumulate, rng)
 
     def fingerprint(self) -> str:
         """16 hex digits over all options."""
@@ -246,25 +246,6 @@ def _rules(plan: Any) -> dict[str, Any]:
     }
 
 
-def _checked_sizes(lengths: NDArray[Any], cost: Cost) -> NDArray[Any]:
-    if len(lengths) == 0:
-        raise ValueError("lengths is empty: there is nothing to plan")
-    sizes = cost.sizes(lengths)
-    if sizes.min() < 1:
-        row = int(np.argmin(sizes))
-        raise ValueError(f"lengths must be at least 1 token, got {int(sizes[row])} at row {row}")
-    return sizes
-
-
-def _kinds(lengths: NDArray[Any]) -> list[Ints]:
-    """Samples of each modality: with images (> 0), text only (< 0); or one array."""
-    signs = lengths if lengths.ndim == 1 else lengths[:, 0]
-    negative = signs < 0
-    if negative.all() or not negative.any():
-        return [np.arange(len(signs), dtype=np.int64)]
-    return [np.flatnonzero(~negative), np.flatnonzero(negative)]
-
-
 def _attempts(
     window: int | None, num_samples: int, shift: float
 ) -> Iterator[tuple[int | None, float | None]]:
@@ -283,39 +264,6 @@ def _need(windows: Windows, spare: bool) -> int:
         return count
     # Each window's last batch is rounded up, by .3 batches rms: four sigma and one.
     return min(count + 1 + int(1.2 * number**0.5), max(count, len(windows.order)))
-
-
-def _dealt(
-    batches: list[Groups],
-    lengths: NDArray[Any],
-    cost: Cost,
-    world_size: int,
-    accumulate: int,
-    rng: np.random.RandomState,
-) -> EpochPlan:
-    """The batches of all kinds, dealt to steps."""
-    groups = batches[0] if len(batches) == 1 else _joined(batches)
-    kinds = None
-    if len(batches) > 1:
-        kinds = np.repeat(np.arange(len(batches)), [len(part) for part in batches])
-    sizes, run = cost.sizes(lengths), None
-    if cost.weights is not None:
-        second = groups.sums(cost.extra(lengths))
-        run = max(1, round((len(groups) / world_size) ** 0.5))
-    elif cost.crossover is not None:
-        second = groups.sizes * groups.maxima(sizes)
-    else:
-        second = ATTENTION.padded(sizes, groups)
-    costs = cost.padded(lengths, groups)
-    steps = deal(costs, world_size, rng, accumulate=accumulate, kinds=kinds, second=second, run=run)
-    return EpochPlan.counted(groups, steps, len(sizes), kinds)
-
-
-def _joined(parts: list[Groups]) -> Groups:
-    return Groups.from_sizes(
-        np.concatenate([part.members for part in parts]),
-        np.concatenate([part.sizes for part in parts]),
-    )
 
 
 def _too_few_steps(plan: Any, num_steps: int | None) -> ValueError:
