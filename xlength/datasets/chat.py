@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,8 +29,8 @@ class ChatEncoder:
 
     Trained is what the assistant says, with the token that ends its turn. A template with
     ``{% generation %}`` marks says itself what that is. Of another one it is what it writes behind
-    the generation prompt: the text up to a message of the assistant, rendered as a prompt, must be
-    the beginning of the whole text.
+    the generation prompt, or behind what it keeps of it in a conversation that goes on. The text up
+    to a message of the assistant must be the beginning of the whole text.
 
     Text and answers are tokenised apart, as they are when a model answers a prompt. A tokenizer
     that puts a space before every text (SentencePiece's way) gets the whole text, and labels by the
@@ -46,7 +47,8 @@ class ChatEncoder:
             turns made by a map function.
 
     Raises:
-        ValueError: there is no chat template, or the tokenizer is of neither kind.
+        ValueError: there is no chat template, it loses plain text, or the tokenizer is of neither
+            kind.
     """
 
     def __init__(
@@ -71,6 +73,16 @@ class ChatEncoder:
             raise ValueError(
                 f"template 'tokenizer' needs a fast tokenizer, got {type(tokenizer).__name__}"
             )
+        self._check()
+
+    def _check(self) -> None:
+        """A template that wants a list of parts may render a plain text as nothing."""
+        roles = {"user": "QUESTION", "assistant": "ANSWER"}
+        probe = [{"role": role, "content": content} for role, content in roles.items()]
+        text = self._render(probe, None)
+        lost = [content for content in roles.values() if content not in text]
+        if lost:
+            raise ValueError(f"the chat template loses a plain text: {lost[0]!r} gives {text!r}")
 
     def prepare(self, row: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> list[Piece]:
         """The text of a row in pieces that are trained and not; none where nobody answers.
@@ -104,18 +116,27 @@ class ChatEncoder:
                 return marked
         text = self._render(messages, tools)
         starts = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        prompts = [self._render(messages[:i], tools, prompt=True) for i in starts]
-        spans = []
-        for number, (i, prompt) in enumerate(zip(starts, prompts, strict=True)):
-            if not text.startswith(prompt):
-                raise ValueError(
-                    f"the chat template writes what comes before message {i} otherwise when the "
-                    "conversation goes on, so the answer cannot be found in it; give the template "
-                    "{% generation %} marks, or choose another one of PROMPT_TEMPLATE"
-                )
-            limit = len(prompts[number + 1]) if number + 1 < len(prompts) else len(text)
-            spans.append((len(prompt), self._end(text, messages, i, len(prompt), limit, tools)))
+        begins = [self._begin(text, messages, i, tools) for i in starts]
+        limits = [*begins[1:], len(text)]
+        spans = [
+            (begin, self._end(text, messages, i, begin, limit, tools))
+            for i, begin, limit in zip(starts, begins, limits, strict=True)
+        ]
         return text, spans
+
+    def _begin(self, text: str, messages: list[Message], i: int, tools: Any) -> int:
+        """Where the answer that is message ``i`` begins."""
+        prompt = self._render(messages[:i], tools, prompt=True)
+        if text.startswith(prompt):
+            return len(prompt)
+        # A prompt may open a thought that is not kept: the answer begins where the two part.
+        if text.startswith(self._render(messages[:i], tools)):
+            return len(os.path.commonprefix([text, prompt]))
+        raise ValueError(
+            f"the chat template writes what comes before message {i} otherwise when the "
+            "conversation goes on, so the answer cannot be found in it; give the template "
+            "{% generation %} marks, or choose another one of PROMPT_TEMPLATE"
+        )
 
     def _end(
         self, text: str, messages: list[Message], i: int, start: int, limit: int, tools: Any
