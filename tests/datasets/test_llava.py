@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import ConcatDataset
+from PIL import Image, ImageFile
+from torch.utils.data import ConcatDataset, DataLoader
 
 from tests import families
-from xlength import get_lengths
+from xlength import default_collate_fn, get_lengths
 from xlength.datasets.llava import LLaVADataset
 from xlength.datasets.templates import template_map_fn_factory
 from xlength.datasets.tokenize import TurnEncoder
@@ -108,6 +108,11 @@ def test_lengths_are_those_of_the_samples_and_the_sign_tells_images_from_text(
     assert dataset.length.tolist() == real
     signs = [1, 1, -1, -1, -1, -1, 1]
     assert dataset.modality_length.tolist() == [s * n for s, n in zip(signs, real, strict=True)]
+    for i, row in enumerate(ROWS):
+        assert (dataset.image_tokens[i] > 0) == (signs[i] > 0)
+        images = [Image.open(path) for path in dataset.reader.conversation(row).images]
+        sizes = [(image.height, image.width) for image in images]
+        assert dataset.image_tokens[i] == dataset.encoder.tokens(sizes, len(sizes))[0].sum()
     both = ConcatDataset([dataset, dataset])
     assert get_lengths(both, "modality_length").tolist() == 2 * dataset.modality_length.tolist()
 
@@ -230,6 +235,40 @@ def test_a_dataset_survives_pickling_as_spawned_workers_do_it(folder: Path) -> N
         assert copy.length.tolist() == dataset.length.tolist()
 
 
+def test_nothing_is_decoded_before_a_sample_is_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise AssertionError("decoded")
+
+    processor = families.processor("qwen2_5_vl")
+    monkeypatch.setattr(ImageFile.ImageFile, "load", refuse)
+    options = {"image_folder": str(folder), "cache_dir": str(folder)}
+    dataset = LLaVADataset(data=ROWS, processor=processor, **options)
+    assert len(dataset[2]["input_ids"]) == dataset.length[2]
+    with pytest.raises(ValueError, match=r"row 0: .*0\.png: broken image: decoded"):
+        dataset[0]
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
+def test_workers_make_the_batches_that_this_process_makes(folder: Path, start: str) -> None:
+    dataset = make(folder, ROWS, "internvl")
+    loaders = [
+        DataLoader(
+            dataset,
+            batch_size=3,
+            collate_fn=default_collate_fn,
+            num_workers=workers,
+            multiprocessing_context=start if workers else None,
+        )
+        for workers in (0, 2)
+    ]
+    for here, there in zip(*loaders, strict=True):
+        assert here["data"].keys() == there["data"].keys()
+        for key, value in here["data"].items():
+            assert torch.equal(value, there["data"][key]), key
+
+
 def test_a_template_without_image_parts_gets_texts_with_the_placeholder(folder: Path) -> None:
     plain = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
     plain += "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
@@ -251,9 +290,9 @@ def test_a_template_that_loses_images_or_rewrites_earlier_turns_is_refused(folde
     row = llava_row("0.png")
     row["conversations"] += row["conversations"]
     row["image"] = ["0.png", "0.png"]
-    dataset = make(folder, [row], "llava", chat_template=rewriting)
-    with pytest.raises(ValueError, match="row 0: the chat template renders message 1 otherwise"):
-        dataset[0]
+    with pytest.raises(ValueError, match="row 0: the chat template renders earlier answers"):
+        make(folder, [row], "llava", chat_template=rewriting)
+    assert len(make(folder, ROWS, "llava", chat_template=rewriting)) == len(ROWS)
 
 
 @pytest.mark.parametrize("name", ["internlm2_chat", "vicuna"])

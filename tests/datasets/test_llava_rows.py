@@ -207,6 +207,8 @@ def test_truncation_cuts_text_but_never_an_image(folder: Path, family: str) -> N
         found = int((sample["input_ids"] == dataset.encoder.placeholder).sum())
         assert found == counts.sum() - around
         assert ("pixel_values" in sample) == bool(kept)
+        assert dataset.image_tokens[0] == counts.sum()
+        assert np.sign(dataset.modality_length[0]) == (1 if kept else -1)
         seen.add(kept)
     assert seen >= {0, 2}
     assert len(seen) == 3 or family == "llava_onevision"

@@ -17,6 +17,11 @@ Part = str | list[int]
 
 Ints = NDArray[np.int64]
 
+_REWRITES = (
+    "the chat template renders earlier answers otherwise when the conversation goes on, so what "
+    "the assistant said cannot be found; give another chat_template"
+)
+
 
 class ChatText:
     """Renders conversations with the chat template of a processor (or of its tokenizer).
@@ -46,6 +51,7 @@ class ChatText:
         self._render: Callable[..., str] | None = None
         self._as_parts = True
         self._check()
+        self._one_answer = not self._keeps_answers()
         bos = processor.tokenizer.bos_token
         probe = self.text([{"role": "user", "content": [{"type": "text", "text": "a"}]}])
         self.add_special_tokens = not (bos and probe.startswith(bos))
@@ -83,6 +89,8 @@ class ChatText:
 
     def parts(self, messages: Sequence[Message]) -> list[Part]:
         """What is tokenised, piece by piece: here the whole text."""
+        if self._one_answer and sum(m["role"] == "assistant" for m in messages) > 1:
+            raise RowError(_REWRITES)
         return [self.text(messages)]
 
     def ids(self, messages: Sequence[Message]) -> tuple[Ints, NDArray[np.bool_]]:
@@ -119,10 +127,7 @@ class ChatText:
             prompt = self.text(messages[:i], generation_prompt=True) if i else ""
             answered = self.text(messages[: i + 1]).rstrip()
             if not (text.startswith(answered) and answered.startswith(prompt.rstrip())):
-                raise RowError(
-                    f"the chat template renders message {i} otherwise when the conversation goes "
-                    "on, so what the assistant said cannot be found; give another chat_template"
-                )
+                raise RowError(_REWRITES)
             start = len(prompt) if answered.startswith(prompt) else len(prompt.rstrip())
             result.append((start, len(answered)))
         return result
@@ -144,6 +149,17 @@ class ChatText:
 
     def _as_text(self, part: Message) -> str:
         return self.image_token if part["type"] == "image" else part["text"]
+
+    def _keeps_answers(self) -> bool:
+        """Whether an answer is rendered alike at the end and in the middle of a conversation."""
+        messages = [
+            {"role": role, "content": [{"type": "text", "text": f"text {i}"}]}
+            for i, role in enumerate(("user", "assistant", "user", "assistant"))
+        ]
+        try:
+            return len(self.spans(messages, self.text(messages))) == 2
+        except RowError:
+            return False
 
     def _check(self) -> None:
         """Does the template take parts, or plain texts? It is asked with a small conversation."""

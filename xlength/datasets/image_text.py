@@ -4,7 +4,7 @@ pixel."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,16 @@ from xlength.datasets.image_tokens import ImageTokens, expand
 from xlength.losses import IGNORE_INDEX
 
 Ints = NDArray[np.int64]
+
+
+class Fitted(NamedTuple):
+    """A sample within the limit: its tokens, those of images, whether it was cut, and whether a
+    label is left to train."""
+
+    length: int
+    image_tokens: int
+    cut: bool
+    trained: bool
 
 
 class ImageTextEncoder:
@@ -111,16 +121,18 @@ class ImageTextEncoder:
             # tiles).
             num_images = int((places[:num_images] < stop).sum())
 
-    def length(self, conversation: Conversation, sizes: Any) -> tuple[int, bool, bool]:
-        """Length of one sample in tokens, whether it was cut, and whether a label is left to
-        train."""
+    def fitted(self, conversation: Conversation, sizes: Any) -> Fitted:
+        """What is left of one sample within ``max_length``.
+
+        Args:
+            conversation: the sample.
+            sizes: (k, 2), height and width of its images.
+        """
         ids, trained = self.text_ids(conversation)
         stop, counts = self.fit(ids, sizes, conversation.images)
-        return (
-            stop - len(counts) + int(counts.sum()),
-            stop < len(ids),
-            bool(trained[:stop].any()),
-        )
+        image_tokens = int(counts.sum())
+        length = stop - len(counts) + image_tokens
+        return Fitted(length, image_tokens, stop < len(ids), bool(trained[:stop].any()))
 
     def encode(self, conversation: Conversation, images: Sequence[Any]) -> dict[str, Any]:
         """One sample for ``default_collate_fn``.

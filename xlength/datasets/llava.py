@@ -35,7 +35,7 @@ from xlength.losses import IGNORE_INDEX
 from xlength.registry import DATASETS, register
 from xlength.runtime.build import build
 
-_VERSION = 1
+_VERSION = 2
 _PROCESSOR_SETTINGS = (
     "patch_size",
     "vision_feature_select_strategy",
@@ -95,6 +95,7 @@ class LLaVADataset(Dataset[dict[str, Any]]):
     Attributes:
         length: (n,) int64 tokens of each sample.
         modality_length: (n,) int64, the same, negative where a sample is text only.
+        image_tokens: (n,) int64, how many of them are of images: the vision tower's work.
 
     Raises:
         ValueError: an option or a row is wrong; files, lines and paths are named.
@@ -152,7 +153,7 @@ class LLaVADataset(Dataset[dict[str, Any]]):
         self.rows = rows or JsonRows(data_path or "", spans)
         self._rows_of_samples = measured.rows
         self.modality_length = measured.lengths
-        self.length = np.abs(measured.lengths)
+        self.length, self.image_tokens = np.abs(measured.lengths), measured.image_tokens
         self._replaced = 0
         _report(self.rows, measured)
 

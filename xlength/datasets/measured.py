@@ -24,6 +24,8 @@ from xlength.datasets.json_rows import JsonRows, RowError
 Ints = NDArray[np.int64]
 Found = tuple[Conversation, list[Part], Ints]
 """A conversation, what of it is tokenised, and the sizes of its images."""
+Notes = dict[int, tuple[str, str]]
+"""Row -> what kind of row it is, and what is the matter."""
 
 BROKEN, IMAGE, UNTRAINED, OVERLONG, CUT = "broken", "image", "untrained", "overlong", "cut"
 """What a row can be: unreadable, with an unusable image, without a label, longer than allowed, cut
@@ -41,12 +43,14 @@ class Measured:
     Args:
         rows: (n,) int64, the row of each sample, rising.
         lengths: (n,) int64 tokens, > 0 with images, < 0 text only.
+        image_tokens: (n,) int64, how many of them are of images.
         counts: how many rows were of each kind named above.
         examples: the first rows of each kind, as (row, what is the matter).
     """
 
     rows: Ints
     lengths: Ints
+    image_tokens: Ints
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
 
@@ -72,13 +76,11 @@ class LengthReader:
         """The conversation of one parsed row."""
         return read_conversation(row, self.image_folder, self.image_first)
 
-    def read(
-        self, rows: JsonRows, start: int, stop: int
-    ) -> tuple[Ints, dict[int, tuple[str, str]]]:
-        """(stop - start,) signed lengths, 0 where a row makes no sample; and row -> (kind, what is
-        the matter)."""
+    def read(self, rows: JsonRows, start: int, stop: int) -> tuple[Ints, Notes]:
+        """(2, stop - start) tokens, and tokens of images, 0 where a row makes no sample; and what
+        is the matter with rows."""
         found: dict[int, Found] = {}
-        notes: dict[int, tuple[str, str]] = {}
+        notes: Notes = {}
         for i in range(start, stop):
             try:
                 conversation = self.conversation(rows[i])
@@ -88,19 +90,16 @@ class LengthReader:
                 notes[i] = BROKEN, str(error)
             except ImageError as error:
                 notes[i] = IMAGE, str(error)
-        lengths = np.zeros(stop - start, dtype=np.int64)
-        raw = self._raw_lengths(found, notes)
-        for i, length in raw.items():
+        lengths = np.zeros((2, stop - start), dtype=np.int64)
+        for i, (length, image_tokens) in self._whole(found, notes).items():
             conversation, _, sizes = found[i]
-            length = self._limited(i, conversation, sizes, length, notes)
-            lengths[i - start] = length if conversation.images else -length
+            lengths[:, i - start] = self._limited(
+                i, conversation, sizes, length, image_tokens, notes
+            )
         return lengths, notes
 
-    def _raw_lengths(
-        self,
-        found: dict[int, Found],
-        notes: dict[int, tuple[str, str]],
-    ) -> dict[int, int]:
+    def _whole(self, found: dict[int, Found], notes: Notes) -> dict[int, tuple[int, int]]:
+        """Tokens and image tokens of each row, before any limit."""
         if not found:
             return {}
         chat = self.encoder.chat
@@ -111,26 +110,18 @@ class LengthReader:
         counts, refused = self.encoder.tokens(self.encoder.squared(flat), np.repeat(nums, nums))
         ends = np.cumsum(nums)
         totals = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-        lengths = texts - nums + totals[ends] - totals[ends - nums]
-        result = dict(zip(found, lengths.tolist(), strict=True))
+        images = totals[ends] - totals[ends - nums]
+        pairs = zip((texts - nums + images).tolist(), images.tolist(), strict=True)
+        result = dict(zip(found, pairs, strict=True))
         owners = np.repeat(np.fromiter(found, dtype=np.int64, count=len(found)), nums)
-        for position in refused:
-            self._refuse(int(owners[position]), found, notes, result)
+        for index in {int(owners[position]) for position in refused}:
+            conversation, _, sizes = found[index]
+            try:
+                self.encoder.image_counts(sizes, conversation.images)
+            except ImageError as error:
+                notes[index] = IMAGE, str(error)
+                del result[index]
         return result
-
-    def _refuse(
-        self,
-        index: int,
-        found: dict[int, Found],
-        notes: dict[int, tuple[str, str]],
-        result: dict[int, int],
-    ) -> None:
-        conversation, _, sizes = found[index]
-        try:
-            self.encoder.image_counts(sizes, conversation.images)
-        except ImageError as error:
-            notes[index] = IMAGE, str(error)
-            result.pop(index, None)
 
     def _limited(
         self,
@@ -138,29 +129,28 @@ class LengthReader:
         conversation: Conversation,
         sizes: Ints,
         length: int,
-        notes: dict[int, tuple[str, str]],
-    ) -> int:
+        image_tokens: int,
+        notes: Notes,
+    ) -> tuple[int, int]:
         limit = self.encoder.max_length
         over = limit is not None and length > limit
         if over and self.overlong != "truncate":
             notes[index] = OVERLONG, f"{length} tokens, more than max_length {limit}"
-            return 0
+            return 0, 0
         if not over and _says_something(conversation):
-            return length
+            return length, image_tokens
         try:
-            length, cut, trained = self.encoder.length(conversation, sizes)
+            fitted = self.encoder.fitted(conversation, sizes)
         except RowError as error:
             notes[index] = BROKEN, str(error)
-            return 0
-        if not trained:
-            notes[index] = (
-                UNTRAINED,
-                "no label is left to train" + (" once it is cut" if cut else ""),
-            )
-            return 0
-        if cut:
-            notes[index] = CUT, f"cut to {length} tokens"
-        return length
+            return 0, 0
+        if not fitted.trained:
+            once = " once it is cut" if fitted.cut else ""
+            notes[index] = UNTRAINED, f"no label is left to train{once}"
+            return 0, 0
+        if fitted.cut:
+            notes[index] = CUT, f"cut to {fitted.length} tokens"
+        return fitted.length, fitted.image_tokens
 
 
 def count_parts(tokenizer: Any, rows: list[list[Part]], add_special_tokens: bool) -> Ints:
@@ -202,20 +192,22 @@ def measure_rows(
     from tqdm import tqdm
 
     starts = range(0, len(rows), _CHUNK)
-    lengths = np.zeros(len(rows), dtype=np.int64)
+    lengths = np.zeros((2, len(rows)), dtype=np.int64)
     counts: Counter[str] = Counter()
     examples: dict[str, list[tuple[int, str]]] = {}
     bar = tqdm(total=len(rows), desc=title, unit=" rows", disable=len(rows) < _ROWS_WORTH_A_PROCESS)
     with bar, _results(rows, reader, starts, num_proc) as results:
         for start, (part, notes) in zip(starts, results, strict=True):
-            lengths[start : start + len(part)] = part
+            lengths[:, start : start + part.shape[1]] = part
             for row, (kind, text) in sorted(notes.items()):
                 counts[kind] += 1
                 if len(examples.setdefault(kind, [])) < _EXAMPLES:
                     examples[kind].append((row, text))
-            bar.update(len(part))
-    kept = np.flatnonzero(lengths)
-    return Measured(kept, lengths[kept], dict(counts), examples)
+            bar.update(part.shape[1])
+    kept = np.flatnonzero(lengths[0])
+    tokens, image_tokens = lengths[:, kept]
+    signed = np.where(image_tokens > 0, tokens, -tokens)
+    return Measured(kept, signed, image_tokens, dict(counts), examples)
 
 
 @contextmanager
@@ -247,7 +239,7 @@ def _start(task: tuple[JsonRows, LengthReader] | None) -> None:
         _task = task
 
 
-def _read(start: int) -> tuple[Ints, dict[int, tuple[str, str]]]:
+def _read(start: int) -> tuple[Ints, Notes]:
     rows, reader = _task
     return reader.read(rows, start, min(start + _CHUNK, len(rows)))
 

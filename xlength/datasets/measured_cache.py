@@ -49,7 +49,14 @@ def _save(path: Path, measured: Measured, spans: Ints) -> None:
     notes = json.dumps({"counts": measured.counts, "examples": measured.examples})
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial.npz")
     try:
-        np.savez(partial, rows=measured.rows, lengths=measured.lengths, spans=spans, notes=notes)
+        np.savez(
+            partial,
+            rows=measured.rows,
+            lengths=measured.lengths,
+            image_tokens=measured.image_tokens,
+            spans=spans,
+            notes=notes,
+        )
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -59,7 +66,13 @@ def _load(path: Path) -> tuple[Measured, Ints]:
     with np.load(path, allow_pickle=False) as file:
         notes = json.loads(str(file["notes"]))
         examples = {k: [(int(i), str(t)) for i, t in v] for k, v in notes["examples"].items()}
-        measured = Measured(file["rows"], file["lengths"], notes["counts"], examples)
+        measured = Measured(
+            rows=file["rows"],
+            lengths=file["lengths"],
+            image_tokens=file["image_tokens"],
+            counts=notes["counts"],
+            examples=examples,
+        )
         return measured, file["spans"]
 
 
