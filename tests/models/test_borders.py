@@ -9,9 +9,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from xlength.collate import default_collate_fn
 from xlength.collate_packed import packed_collate_fn
 from xlength.models import borders
 from xlength.models.borders import attention_inputs, block_causal_mask
+from xlength.models.by_sample import register_sdpa_by_sample
 from xlength.models.inputs import model_inputs
 from xlength.models.sft import SupervisedFinetune
 
@@ -64,6 +66,7 @@ def varlen():
     """An attention implementation that takes borders as flash attention does."""
     ALL_ATTENTION_FUNCTIONS.register("varlen_on_cpu", varlen_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register("varlen_on_cpu", flash_attention_mask)
+    register_sdpa_by_sample()
 
 
 def test_the_reference_does_not_share_its_attention_with_the_model():
@@ -158,7 +161,7 @@ def real_spans(data):
     return spans
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "varlen_on_cpu"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "varlen_on_cpu", "sdpa_by_sample"])
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_logits_and_gradients_of_a_pack_are_those_of_its_samples_alone(family, attention):
     if family == "mistral" and attention == "varlen_on_cpu":
@@ -167,7 +170,7 @@ def test_logits_and_gradients_of_a_pack_are_those_of_its_samples_alone(family, a
     assert_same(language_model(family, attention), rows, packed(rows))
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager", "varlen_on_cpu"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", "varlen_on_cpu", "sdpa_by_sample"])
 def test_padding_and_several_rows_change_nothing(attention):
     rows = samples((5, 1, 9, 3, 4, 2))
     llm = language_model("qwen3", attention)
@@ -207,6 +210,24 @@ def test_the_proof_fails_where_the_borders_are_broken(broken, monkeypatch):
         data["lengths"] = torch.tensor([6, 9, 3])
     with pytest.raises(AssertionError, match="not close"):
         assert_same(llm, rows, data)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_padded_rows_are_those_of_sdpa_in_sdpa_by_sample(family):
+    rows = samples((5, 1, 9, 3))
+    data = default_collate_fn(rows, return_hf_format=True)
+    mask = data["attention_mask"]
+    llm = language_model(family, "sdpa_by_sample")
+    expected = with_plain_attention(llm)(**data)
+    found = llm(**data, use_cache=False)
+    torch.testing.assert_close(found.logits[mask], expected.logits[mask], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.loss, expected.loss)
+
+
+def test_sdpa_by_sample_is_for_training():
+    llm = language_model("llama", "sdpa_by_sample").eval()
+    with pytest.raises(ValueError, match="does not take a cache"):
+        llm.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=3, do_sample=False)
 
 
 def test_a_cache_would_undo_the_borders_and_is_turned_off():

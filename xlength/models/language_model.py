@@ -10,6 +10,7 @@ import torch
 from mmengine.logging import print_log
 from torch import nn
 
+from xlength.models.by_sample import register_sdpa_by_sample
 from xlength.runtime.build import build
 
 
@@ -20,6 +21,7 @@ def build_language_model(llm: Any, max_position_embeddings: int | None = None) -
         ValueError: ``llm`` is neither a module nor a dict with a type; ``max_position_embeddings``
             is given for a model that is not loaded by ``from_pretrained``.
     """
+    register_sdpa_by_sample()
     if isinstance(llm, Mapping):
         llm = dict(llm)
         if max_position_embeddings is not None:
