@@ -151,7 +151,6 @@ def test_the_state_counts_what_was_drawn():
     [
         (dict(lengths=LENGTHS[:-1]), "the lengths of the data"),
         (dict(batch=8), "per_device_batch_size was 4 and is 8"),
-        (dict(world=2), "world_size"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused_by_name_or_starts_the_epoch_anew(change, words):

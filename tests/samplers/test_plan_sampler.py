@@ -142,7 +142,6 @@ def test_the_state_counts_what_was_drawn_and_is_plain():
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (dict(world=2), "world_size.* was 1 and is 2"),
         (dict(lengths=LENGTHS + 1), "lengths of the data"),
         (dict(plan={**BUDGET, "max_tokens": 1999}), "option plan was .*2000.* is .*1999"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,7 +18,7 @@ from xlength.plan.order import default_mega_batch_mult, length_grouped_order
 from xlength.registry import DATA_SAMPLERS, register
 from xlength.samplers.leftovers import accept_leftovers
 from xlength.samplers.parallel import data_parallel_info
-from xlength.samplers.state import check_state, step_of
+from xlength.samplers.state import check_state, history_of, step_of
 
 
 @register(DATA_SAMPLERS)
@@ -90,10 +91,12 @@ class LengthGroupedSampler(Sampler[int]):
         self.round_up = round_up
         self.epoch = 0
         self.total_batch_size = per_device_batch_size * self.world_size
-        if mega_batch_mult is None:
-            mega_batch_mult = default_mega_batch_mult(len(self.length), self.total_batch_size)
-        self.group_batch_size = mega_batch_mult * self.total_batch_size
+        self.mega_batch_mult = mega_batch_mult
+        self.group_batch_size = self._window(self.world_size)
         self._set_sizes()
+        self._fingerprint = fingerprint(self.length)
+        self._history: list[tuple[int, int]] = []
+        self._epoch_offset = 0
         self._start = 0
         self._yielded = 0
         print_log(
@@ -101,6 +104,12 @@ class LengthGroupedSampler(Sampler[int]):
             f"and the selected attribute is {length_property}",
             logger="current",
         )
+
+    def _window(self, world_size: int) -> int:
+        """Samples in a mega-batch of so many ranks."""
+        total = self.per_device_batch_size * world_size
+        mult = self.mega_batch_mult
+        return (default_mega_batch_mult(len(self.length), total) if mult is None else mult) * total
 
     def _set_sizes(self) -> None:
         num_samples = len(self.length)
@@ -113,15 +122,25 @@ class LengthGroupedSampler(Sampler[int]):
             self.total_size = num_samples
 
     def order(self, epoch: int) -> Ints:
-        """(total_size,) int64: the indices that all ranks together draw in an epoch, in turn."""
+        """(total_size,) int64: the indices that all ranks together draw in an epoch, in turn.
+
+        Of an epoch that another number of ranks began: those that are left, rounded up likewise.
+        """
         generator = torch.Generator()
         generator.manual_seed(self.seed + epoch)
 
         def permute(count: int) -> Ints:
             return torch.randperm(count, generator=generator).numpy()
 
-        order = length_grouped_order(self.length, self.group_batch_size, permute)
-        return np.resize(order, self.total_size) if self.total_size > len(order) else order
+        history = self._history if epoch == self.epoch else []
+        window = self._window(history[0][0]) if history else self.group_batch_size
+        order = length_grouped_order(self.length, window, permute)
+        # Ranks draw in turn, so what they have drawn is the beginning.
+        order = order[sum(ranks * step for ranks, step in history) :]
+        if not self.round_up or not len(order):
+            return order
+        total = -(-len(order) // self.total_batch_size) * self.total_batch_size
+        return np.resize(order, total) if total > len(order) else order
 
     def __iter__(self) -> Iterator[int]:
         """Indices of this rank, from the loaded position on, else from the start of the epoch."""
@@ -136,11 +155,40 @@ class LengthGroupedSampler(Sampler[int]):
         """Samples of this rank in a whole epoch, also after ``load_state_dict``."""
         return self.num_samples
 
+    def left(self) -> int:
+        """Samples that the next iterator gives: fewer than ``len()`` after ``load_state_dict``."""
+        size = len(self.order(self.epoch)) if self._history else self.total_size
+        return len(range(self.rank, size, self.world_size)) - self._start
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch's order. A loaded position is kept only if it belongs to this epoch."""
+        epoch += self._epoch_offset
         if epoch != self.epoch:
             self._start = self._yielded = 0
+            self._history = []
         self.epoch = epoch
+
+    def skip(self, num_samples: int) -> None:
+        """Continue after ``num_samples`` of this rank, counted over all epochs of the run.
+
+        ``onedl-mmengine``'s ``IterBasedTrainLoop`` calls this when it resumes, and from then on
+        counts epochs from 0 again: ``set_epoch(1)`` then means the next one. It counts whole
+        batches, so that the position is exact where the batch size divides ``len()``, as with
+        ``round_up``; otherwise there is a warning.
+        """
+        if self.num_samples % self.per_device_batch_size:
+            print_log(
+                f"skip: an epoch has {self.num_samples} samples on this rank, no multiple of the "
+                f"batch size {self.per_device_batch_size}, so that the position after its first "
+                "epoch is not exact. Use DataStateHook, or round_up=True.",
+                "current",
+                logging.WARNING,
+            )
+        epoch, start = divmod(num_samples, max(1, self.num_samples))
+        self._epoch_offset, self._history = 0, []
+        self.set_epoch(epoch)
+        self._start = self._yielded = start
+        self._epoch_offset = epoch
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
         """What is needed to continue: plain values only.
@@ -149,33 +197,44 @@ class LengthGroupedSampler(Sampler[int]):
             step: samples of the epoch that this rank has consumed; by default those that were drawn
                 from the last iterator, which counts what workers have fetched ahead.
         """
-        return {
+        state = {
             "version": 1,
             "type": "LengthGroupedSampler",
             "seed": self.seed,
             "epoch": self.epoch,
             "step": self._yielded if step is None else int(step),
             "world_size": self.world_size,
-            "fingerprint": fingerprint(self.length),
+            "fingerprint": self._fingerprint,
             "options": {
                 "per_device_batch_size": self.per_device_batch_size,
-                "group_batch_size": self.group_batch_size,
+                "mega_batch_mult": self.mega_batch_mult,
                 "length_property": self.length_property,
                 "round_up": self.round_up,
             },
         }
+        if self._history:
+            state["history"] = [list(stretch) for stretch in self._history]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Continue at the state's epoch and step, with its seed.
 
+        A state of another world size is continued too: the new ranks draw in turn what is left of
+        the epoch's order (rounded up from its head where ``round_up`` asks for that), and ``step``
+        counts from here; later epochs are those of a run that began with this world size.
+
         Raises:
-            ValueError: the state belongs to other lengths, options or another world size
-                (``strict=True``). With ``strict=False`` the epoch is started anew and a warning
-                says why.
+            ValueError: the state belongs to other lengths or options (``strict=True``). With
+                ``strict=False`` the epoch is started anew and a warning says why.
         """
+        self._history, self._epoch_offset = [], 0
         fits = check_state(state, self.state_dict(0), strict)
         self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
-        self._start = self._yielded = step_of(state, self.num_samples) if fits else 0
+        self._start = self._yielded = 0
+        if fits:
+            self._history = history_of(state, self.world_size)
+            if state["world_size"] == self.world_size:
+                self._start = self._yielded = step_of(state, self.left())
 
 
 def _check_positive(name: str, value: Any) -> None:

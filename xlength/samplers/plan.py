@@ -12,12 +12,13 @@ from torch.utils.data import Sampler
 from xlength.lengths import get_lengths, warn_if_grouping_is_useless
 from xlength.plan.epoch import EpochPlan
 from xlength.plan.groups import fingerprint
+from xlength.plan.remainder import Stretch, continued_plan
 from xlength.registry import DATA_SAMPLERS, register
 from xlength.samplers.columns import get_columns
 from xlength.samplers.leftovers import accept_leftovers
 from xlength.samplers.parallel import data_parallel_info
 from xlength.samplers.plans import build_plan
-from xlength.samplers.state import check_state, step_of
+from xlength.samplers.state import check_state, history_of, step_of
 
 _PASTE = "batch_sampler=dict(type='xlength.PlanBatchSampler')"
 
@@ -89,11 +90,12 @@ class PlanSampler(Sampler[list[int]]):
         self._fingerprint = fingerprint(self.length)
         self._start = 0
         self._yielded = 0
-        self._planned: tuple[tuple[int, int], EpochPlan] | None = None
+        self._history: list[Stretch] = []
+        self._planned: tuple[Any, EpochPlan] | None = None
         first = self.plan.build(self.length, seed=0, epoch=0, world_size=self.world_size)
         self.num_steps = first.num_steps
         if self.seed == 0:
-            self._planned = ((0, 0), first)
+            self._planned = ((0, 0, ()), first)
         self._log(first)
 
     def _lengths(self) -> Any:
@@ -122,17 +124,21 @@ class PlanSampler(Sampler[list[int]]):
 
     def epoch_plan(self, epoch: int | None = None) -> EpochPlan:
         """The plan of an epoch, by default the present one, whose plan is kept."""
-        key = (self.seed, self.epoch if epoch is None else int(epoch))
+        epoch = self.epoch if epoch is None else int(epoch)
+        history = self._history if epoch == self.epoch else []
+        key = (self.seed, epoch, tuple(history))
         if self._planned is not None and self._planned[0] == key:
             return self._planned[1]
-        plan = self.plan.build(
+        plan = continued_plan(
+            self.plan,
             self.length,
-            seed=key[0],
-            epoch=key[1],
+            history,
+            seed=self.seed,
+            epoch=epoch,
             world_size=self.world_size,
             num_steps=self.num_steps,
         )
-        if key[1] == self.epoch:
+        if epoch == self.epoch:
             self._planned = (key, plan)
         return plan
 
@@ -154,10 +160,15 @@ class PlanSampler(Sampler[list[int]]):
         """Batches of this rank in a whole epoch, also after ``load_state_dict``."""
         return self.num_steps
 
+    def left(self) -> int:
+        """Batches that the next iterator gives: fewer than ``len()`` after ``load_state_dict``."""
+        return self.epoch_plan().num_steps - self._start
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A loaded position is kept only if it belongs to this epoch."""
         if epoch != self.epoch:
             self._start = self._yielded = 0
+            self._history = []
         self.epoch = epoch
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
@@ -167,7 +178,7 @@ class PlanSampler(Sampler[list[int]]):
             step: batches of the epoch that this rank has consumed; by default those that were drawn
                 from the last iterator, which counts what workers have fetched ahead.
         """
-        return {
+        state = {
             "version": 1,
             "type": "PlanSampler",
             "seed": self.seed,
@@ -177,18 +188,29 @@ class PlanSampler(Sampler[list[int]]):
             "fingerprint": self._fingerprint,
             "options": {"plan": repr(self.plan), "length_property": _plain(self.length_property)},
         }
+        if self._history:
+            state["history"] = [list(stretch) for stretch in self._history]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
         """Continue at the state's epoch and step, with its seed.
 
+        A state of another world size is continued too: every sample that is left of the epoch is
+        drawn exactly once, grouped into other steps (see ``continued_plan``), of which ``step``
+        counts from here; later epochs are those of a run that began with this world size.
+
         Raises:
-            ValueError: the state belongs to other lengths, options or another world size
-                (``strict=True``). With ``strict=False`` the epoch is started anew and a warning
-                says why.
+            ValueError: the state belongs to other lengths or options (``strict=True``). With
+                ``strict=False`` the epoch is started anew and a warning says why.
         """
+        self._history = []
         fits = check_state(state, self.state_dict(0), strict)
         self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
-        self._start = self._yielded = step_of(state, self.num_steps) if fits else 0
+        self._start = self._yielded = 0
+        if fits:
+            self._history = history_of(state, self.world_size)
+            if state["world_size"] == self.world_size:
+                self._start = self._yielded = step_of(state, self.epoch_plan().num_steps)
 
 
 @register(DATA_SAMPLERS)

@@ -12,7 +12,6 @@ _RULES = {
     "version": "the state's layout",
     "type": "the sampler",
     "fingerprint": "the lengths of the data",
-    "world_size": "the data-parallel size",
 }
 
 
@@ -58,3 +57,20 @@ def step_of(state: Mapping[str, Any], length: int) -> int:
     if not 0 <= step <= length:
         raise ValueError(f"step must be in [0, {length}], the epoch's length, got {step}")
     return step
+
+
+def history_of(state: Mapping[str, Any], world_size: int) -> list[tuple[int, int]]:
+    """What other numbers of ranks did in the state's epoch: (world_size, step) each, oldest first.
+
+    Empty where as many ranks as now began the epoch; then ``step`` counts from its beginning, else
+    from the last change.
+    """
+    history = [(int(ranks), int(step)) for ranks, step in state.get("history", ())]
+    if state["world_size"] != world_size:
+        print_log(
+            f"{state['world_size']} data-parallel ranks began epoch {state['epoch']} and "
+            f"{world_size} go on with it: every sample that is left is drawn once, in other steps.",
+            "current",
+        )
+        history.append((int(state["world_size"]), int(state["step"])))
+    return history
