@@ -46,6 +46,7 @@ EXPORTS: dict[str, str] = {
     "TrainLoop": "xlength.loops",
     "LengthStatsHook": "xlength.hooks.length_stats",
     "DatasetInfoHook": "xlength.hooks.dataset_info",
+    "FSDPStrategy": "xlength.strategies",
 }
 
 

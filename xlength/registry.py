@@ -28,6 +28,7 @@ FUNCTIONS = _child(mm.FUNCTIONS)
 HOOKS = _child(mm.HOOKS)
 LOOPS = _child(mm.LOOPS)
 MODELS = _child(mm.MODELS)
+STRATEGIES = _child(mm.STRATEGIES)
 
 PLANS = Registry("plan", scope="xlength")
 """How an epoch is cut into steps: ``FixedBatch``, ``TokenBudget``, ``Packing``."""

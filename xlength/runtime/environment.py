@@ -55,7 +55,7 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
 def _strategy_on_host(cfg: Any) -> None:
     """The same for the strategies of ``FlexibleRunner``."""
     strategy = cfg.get("strategy") or dict(type="DDPStrategy")
-    name = getattr(strategy["type"], "__name__", strategy["type"])
+    name = getattr(strategy["type"], "__name__", strategy["type"]).rpartition(".")[2]
     wrapper = dict(strategy.get("model_wrapper") or {})
     if name == "DDPStrategy":
         wrapper.setdefault("type", "MMDistributedDataParallel")
