@@ -15,12 +15,15 @@ from mmengine.runner import BaseLoop
 from mmengine.runner.utils import calc_dynamic_intervals
 from torch import nn
 
+from xlength.datasets.stream_end import EqualSteps
 from xlength.registry import LOOPS, register
 from xlength.runtime.loaders import (
     EndlessLoader,
+    ends_unequally,
     is_stream,
     loader_from,
     num_batches,
+    repeat_by_default,
     sampler_of,
     start_sampler_at,
 )
@@ -44,7 +47,9 @@ class TrainLoop(BaseLoop):
     Args:
         runner: mmengine's.
         dataloader: a loader or its config. A stream needs no length if ``max_iters`` is given;
-            when it ends early, its next epoch begins.
+            when it ends early, its next epoch begins. One that can repeat for ever does so by
+            itself then (``repeat``); the passes of others end at the same step on all ranks, see
+            ``EqualSteps``.
         max_iters: iterations (micro-steps) to train for; or
         max_epochs: passes over the data, also a fraction such as 0.5.
         val_begin, val_interval: iterations from which on, and after which, to validate.
@@ -81,11 +86,14 @@ class TrainLoop(BaseLoop):
         self.dynamic_milestones, self.dynamic_intervals = calc_dynamic_intervals(
             val_interval, dynamic_intervals
         )
+        self._equal_steps = EqualSteps() if ends_unequally(self.dataloader) else None
         if hasattr(self.dataloader.dataset, "metainfo"):
             runner.visualizer.dataset_meta = self.dataloader.dataset.metainfo
         check_batch_size(self.dataloader, accumulative_counts_of(runner))
 
     def _set_limits(self, max_iters: int | None, max_epochs: float | None) -> None:
+        if max_iters is not None:
+            repeat_by_default(self.dataloader)
         length = num_batches(self.dataloader)
         if length == 0:
             raise ValueError("the data loader has no batch to train on")
@@ -102,6 +110,8 @@ class TrainLoop(BaseLoop):
             self.dataloader = EndlessLoader(self.dataloader, self._max_iters)
             self._max_epochs = 1
         else:
+            if is_stream(self.dataloader):
+                self.dataloader = EndlessLoader(self.dataloader, length)
             self._max_epochs = math.ceil(self._max_iters / length)
 
     @property
@@ -210,6 +220,8 @@ class TrainLoop(BaseLoop):
             batches = self.dataloader
         runner.call_hook("before_train_epoch")
         runner.model.train()
+        if self._equal_steps is not None:
+            batches = self._equal_steps.over(batches)
         for batch in batches:
             self._run_iter(batch)
             if self._iter >= self._max_iters or self.stop_training:

@@ -165,18 +165,33 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         return self._cursor.samples()
 
     def __len__(self) -> int:
-        """Samples that this rank gives in a pass.
+        """Samples that every rank gives in a pass, at least; without ``num_samples`` some ranks may
+        give one more.
 
         Raises:
             TypeError: that is not known, or there is no end.
         """
+        return sum(self._shares(1))
+
+    def num_batches(self, batch_size: int, num_workers: int, drop_last: bool = False) -> int:
+        """Batches that a loader makes of a pass, as every worker has an incomplete last one.
+
+        Raises:
+            TypeError: that is not known, or there is no end.
+        """
+        rounding = 0 if drop_last else batch_size - 1
+        shares = self._shares(max(num_workers, 1))
+        return sum((share + rounding) // batch_size for share in shares)
+
+    def _shares(self, num_workers: int) -> list[int]:
+        """Samples that each worker of the rank with the fewest gives in a pass."""
         if self.repeat:
             raise TypeError("a stream that repeats for ever has no length")
+        total = len(self.dataset) if self.num_samples is None else self.num_samples
         shard = resolve_shard(self.dataset, self.shard, self.world_size)
-        if self.num_samples is not None:
-            return sum(equal_shares(self.dataset, self.num_samples, self.world_size, 1, shard))
-        total = len(self.dataset)
-        return len(range(self.rank, total, self.world_size)) if shard == "rank" else total
+        if shard == "none":
+            raise TypeError("only a stream that splits itself knows how many samples a rank has")
+        return equal_shares(self.dataset, total, self.world_size, num_workers, shard)
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch that the next iterators begin; a loaded position is kept if it is of this

@@ -10,8 +10,15 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 
 def num_batches(loader: Any) -> int | None:
-    """Batches in an epoch, None where the loader does not know."""
+    """Batches in an epoch, None where the loader does not know.
+
+    A stream's workers each have an incomplete last batch, which the length of torch's loader does
+    not count; a stream that knows better says so by ``num_batches``.
+    """
+    count = getattr(getattr(loader, "dataset", None), "num_batches", None)
     try:
+        if count is not None and loader.batch_size is not None:
+            return int(count(loader.batch_size, loader.num_workers, loader.drop_last))
         return len(loader)
     except TypeError:
         return None
@@ -52,6 +59,26 @@ def is_stream(loader: Any) -> bool:
     return not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
 
 
+def repeat_by_default(loader: Any) -> None:
+    """Let a stream repeat for ever that was not told whether to: there is no seam between passes.
+
+    One that can be read only once does not.
+    """
+    dataset: Any = getattr(loader, "dataset", None)
+    if getattr(dataset, "repeat", False) is None and hasattr(dataset, "check_repeatable"):
+        try:
+            dataset.check_repeatable()
+        except ValueError:
+            return
+        dataset.repeat = True
+
+
+def ends_unequally(loader: Any) -> bool:
+    """Whether the ranks may have unequal numbers of batches in a pass: a stream that ends."""
+    dataset = getattr(loader, "dataset", None)
+    return isinstance(dataset, IterableDataset) and not getattr(dataset, "repeat", False)
+
+
 def loader_from(loader: DataLoader[Any], step: int) -> DataLoader[Any]:
     """A loader of the batches after the first ``step`` of the epoch, for a map-style data set.
 
@@ -90,11 +117,12 @@ class _After:
 
 
 class EndlessLoader:
-    """A loader without a length, with one: mmengine's hooks ask for it.
+    """A loader of a stream, with a length: mmengine's hooks ask for it.
 
     Args:
         loader: of a stream; everything else is the loader's.
-        length: batches; the iterations of the run, so that no hook sees the end of an epoch before.
+        length: batches of a pass; for a stream without an end the iterations of the run, so that no
+            hook sees the end of an epoch before.
     """
 
     def __init__(self, loader: Any, length: int) -> None:
