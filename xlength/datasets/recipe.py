@@ -54,11 +54,9 @@ class Recipe:
 def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     """Make the folder of prepared rows (see ``xlength.datasets.cache``), or find it."""
     source = load_source(dataset, recipe.split)
-    rows, origin = _sample(source, recipe.max_dataset_length)
-    map_fn, template_fn, encoder, how = _resolve(recipe)
-    # What is read from where, and what is done with it: the same key in every process.
-    key = content_hash(_VERSION, source._fingerprint, source.column_names, len(rows), SEED, how)
-    folder = cache.folder_of(key)
+    rows, origin = sample_rows(source, recipe.max_dataset_length)
+    map_fn, template_fn, encoder, how = resolve(recipe)
+    folder = folder_of(source, rows, how)
     if cache.exists(folder):
         print_log(f"process_hf_dataset: rows prepared before, in {folder}", logger="current")
         return folder
@@ -90,6 +88,13 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
         refuse_broken_line(dataset, error)
         raise ValueError(f"dataset: a string in it is no UTF-8: {error}") from error
     return folder
+
+
+def folder_of(source: Dataset, rows: Dataset, how: list[Any]) -> Path:
+    """Where the prepared rows are kept: named by what is read from where, and what is done with it,
+    so that it is the same in every process."""
+    key = content_hash(_VERSION, source._fingerprint, source.column_names, len(rows), SEED, how)
+    return cache.folder_of(key)
 
 
 def report(state: Mapping[str, Any], recipe: Recipe) -> None:
@@ -132,7 +137,7 @@ def _losses(counts: Mapping[str, Any]) -> str:
     )
 
 
-def _sample(source: Dataset, limit: int | None) -> tuple[Dataset, NDArray[np.int64] | None]:
+def sample_rows(source: Dataset, limit: int | None) -> tuple[Dataset, NDArray[np.int64] | None]:
     """The rows to take, and where they stand in the source; None: all of them."""
     if limit is None or limit >= len(source):
         return source, None
@@ -140,7 +145,7 @@ def _sample(source: Dataset, limit: int | None) -> tuple[Dataset, NDArray[np.int
     return source.select(origin), origin
 
 
-def _resolve(recipe: Recipe) -> tuple[Any, Any, Encoder | None, list[Any]]:
+def resolve(recipe: Recipe) -> tuple[Any, Any, Encoder | None, list[Any]]:
     """Map function, template function, encoder, and what all three depend on."""
     map_fn = template_fn = None
     encoder: Encoder | None = None
