@@ -43,6 +43,9 @@ def build(config: Any, what: str) -> Any:
     except (NotImplementedError, RuntimeError):
         raise
     except Exception as error:
+        ours = str(getattr(function, "__module__", "")).startswith("xlength.")
+        if isinstance(error, ValueError) and ours:
+            raise ValueError(f"{what}: {error}") from error
         name = getattr(function, "__name__", str(function))
         text = ", ".join(f"{key}={_short(value)}" for key, value in options.items())
         reason = str(error).strip().splitlines() or [""]
