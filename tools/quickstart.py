@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = ("default_sampler", "length_grouped")
+CONFIGS = ("default_sampler", "length_grouped", "packing")
 
 
 def main() -> int:
