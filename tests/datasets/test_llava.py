@@ -134,6 +134,15 @@ def test_only_what_the_assistant_says_is_trained_up_to_the_end_of_its_turn(folde
         )
 
 
+def test_an_image_that_the_assistant_shows_is_not_trained(folder: Path) -> None:
+    row = llava_row("0.png", answer="Look: <image> there.")
+    row["conversations"][0]["value"] = "Show me."
+    for family in families.FAMILIES:
+        said = spoken(make(folder, [row], family), 0)
+        assert said.startswith("Look: ") and said.endswith(" there.<|im_end|>")
+        assert families.IMAGE_TOKENS.get(family, "<image>") not in said
+
+
 def test_openai_messages_with_image_parts_make_the_same_sample_as_llava_rows(folder: Path) -> None:
     llava = llava_row(["0.png", "1.png"], "Which?")
     llava["conversations"][0]["value"] = "First <image> then <image>"

@@ -74,6 +74,7 @@ def test_a_byte_order_mark_crlf_ends_and_blank_lines_lose_no_row(tmp_path: Path)
         dataset = from_lines(tmp_path, lines, end)
         assert len(dataset) == 3
         assert "Question 2" in dataset.processor.tokenizer.decode(dataset[2]["input_ids"])
+        assert len(from_lines(tmp_path, ["\ufeff", good(0)], end)) == 1
     with pytest.raises(ValueError, match=r"rows\.jsonl, line 5: "):
         from_lines(tmp_path, [*lines[:4], "{", good(3)])
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from mmengine.optim import OptimWrapper
 
 from tests import families
@@ -75,7 +76,7 @@ def test_a_step_without_an_image_leaves_the_vision_side_and_the_loss_as_they_are
     data = batch(folder, family, 2)
     loss = model(data)["loss"]
     loss.backward()
-    assert float(loss) == pytest.approx(float(model(data, mode="tensor").loss), abs=1e-6)
+    assert loss.item() == pytest.approx(model(data, mode="tensor").loss.item(), abs=1e-6)
     vision = model.vision_language.trained()
     assert len(vision) > 4
     assert all(not parameter.grad.any() for parameter in vision)
@@ -146,9 +147,24 @@ def test_layers_that_no_image_reaches_are_frozen_and_named(log_lines: list[str])
     assert any("18 parameters of the vision side are frozen" in line for line in log_lines)
 
 
-def test_options_for_images_on_a_text_model_are_refused() -> None:
-    import transformers
+@pytest.mark.parametrize("family", ["internvl", "qwen2_5_vl", "qwen3_vl"])
+def test_nothing_is_frozen_where_images_reach_everything(family: str) -> None:
+    model = families.model(family)
+    VisionLanguage(model)
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
+
+def test_looking_for_unreached_layers_draws_no_random_number() -> None:
+    config = families.config("llava")
+    config.vision_config.attention_dropout = 0.5
+    model = transformers.AutoModelForImageTextToText.from_config(config).train()
+    before = torch.get_rng_state()
+    VisionLanguage(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_options_for_images_on_a_text_model_are_refused() -> None:
     config = transformers.LlamaConfig(
         vocab_size=64,
         hidden_size=16,
