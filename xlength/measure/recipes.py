@@ -131,6 +131,7 @@ def recipe_of(options: Mapping[str, Any]) -> Recipe:
     parameters = inspect.signature(process_hf_dataset).parameters
     known = {name: p.default for name, p in parameters.items()}
     given = {**known, **options}
+    given["rename_maps"] = [(old, new) for old, new in given["rename_maps"]]
     return Recipe(**{name: given[name] for name in Recipe.__dataclass_fields__})
 
 
