@@ -78,15 +78,24 @@ def _messages(question: str, answer: str) -> dict[str, Any]:
     }
 
 
-def python_docs(cache_dir: str) -> Any:
-    """The pairs as a ``datasets.Dataset``, written once to ``cache_dir/python_docs.jsonl``."""
+def python_docs(cache_dir: str, part: str = "train") -> Any:
+    """The pairs as a ``datasets.Dataset``, written once to ``cache_dir/python_docs.jsonl``.
+
+    Args:
+        cache_dir: folder, made where it is missing.
+        part: ``'validation'`` is every twentieth pair, ``'train'`` the others.
+    """
     from datasets import load_dataset
 
+    if part not in ("train", "validation"):
+        raise ValueError(f"part must be 'train' or 'validation', got {part!r}")
     path = Path(cache_dir) / "python_docs.jsonl"
     if not path.exists():
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in python_docs_pairs())
         _write(path, "".join(lines))
-    return load_dataset("json", data_files=str(path), split="train")
+    rows = load_dataset("json", data_files=str(path), split="train")
+    held_out = part == "validation"
+    return rows.select([i for i in range(len(rows)) if (i % 20 == 19) == held_out])
 
 
 def python_docs_tokenizer(cache_dir: str, vocab_size: int = 4096) -> Any:
