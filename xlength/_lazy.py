@@ -21,6 +21,7 @@ EXPORTS: dict[str, str] = {
     "LengthGroupedSampler": "xlength.samplers.length_grouped",
     "LLaVADataset": "xlength.datasets.llava",
     "LengthPoolSortDataset": "xlength.datasets.pool_sort",
+    "stream_hf_dataset": "xlength.datasets.process_stream",
     "MAP_FUNC": "xlength.registry",
     "PLANS": "xlength.registry",
     "FixedBatch": "xlength.plan.specs",
@@ -46,6 +47,7 @@ EXPORTS: dict[str, str] = {
     "TrainLoop": "xlength.loops",
     "LengthStatsHook": "xlength.hooks.length_stats",
     "DatasetInfoHook": "xlength.hooks.dataset_info",
+    "DataStateHook": "xlength.hooks.data_state",
     "FSDPStrategy": "xlength.strategies",
 }
 

@@ -98,6 +98,17 @@ def python_docs(cache_dir: str, part: str = "train") -> Any:
     return rows.select([i for i in range(len(rows)) if (i % 20 == 19) == held_out])
 
 
+def python_docs_shards(cache_dir: str, num_shards: int = 8) -> list[str]:
+    """The pairs, dealt to ``num_shards`` JSONL files of ``cache_dir``, written once; their paths."""
+    folder = Path(cache_dir)
+    paths = [folder / f"shard{i}_of_{num_shards}.jsonl" for i in range(num_shards)]
+    if not all(path.exists() for path in paths):
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in python_docs_pairs()]
+        for i, path in enumerate(paths):
+            _write(path, "".join(lines[i::num_shards]))
+    return [str(path) for path in paths]
+
+
 def python_docs_tokenizer(cache_dir: str, vocab_size: int = 4096) -> Any:
     """A byte-level BPE tokenizer trained on the pairs, once, kept in ``cache_dir/tokenizer``.
 
