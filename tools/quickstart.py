@@ -47,20 +47,21 @@ def read_scalars(work_dir: Path) -> list[dict[str, Any]]:
 
 
 def summary(lines: list[dict[str, Any]]) -> dict[str, float]:
-    """Totals of a run: minutes, both efficiencies, and the loss before and after.
-
-    The first interval is left out of the times: it holds the start of the workers.
-    """
-    tokens = seconds = padded = 0.0
-    for before, line in zip(lines, lines[1:], strict=False):
-        spent = line["time"] * (line["step"] - before["step"])
+    """Totals of a run, its start included: seconds, efficiencies, the loss before and after."""
+    tokens = seconds = padded = balance = 0.0
+    done = 0
+    for line in lines:
+        num_steps, done = line["step"] - done, line["step"]
+        spent = line["time"] * num_steps
         seconds += spent
         tokens += line["tokens_per_second"] * spent
+        balance += line.get("rank_balance", 1.0) * num_steps
         padded += line["tokens_per_second"] * spent / line["padding_efficiency"]
     return {
-        "steps": lines[-1]["step"],
+        "steps": done,
         "seconds": seconds,
         "padding_efficiency": tokens / padded,
+        "rank_balance": balance / done,
         "tokens_per_second": tokens / seconds,
         "first_loss": lines[0]["loss"],
         "last_loss": sum(line["loss"] for line in lines[-5:]) / len(lines[-5:]),

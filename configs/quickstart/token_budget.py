@@ -1,0 +1,32 @@
+# Batches by tokens, ranks of equal cost. Differs from default_sampler.py by the plan: sampler and
+# batch_sampler. 115 batches of at most 2,048 tokens hold what 300 batches of 8 samples do.
+_base_ = [
+    "../_base_/runtime.py",
+    "../_base_/python_docs.py",
+    "../_base_/tiny_llama.py",
+]
+max_iters = 115
+
+train_dataloader = dict(
+    batch_size=1,  # the plan decides
+    num_workers=2,
+    persistent_workers=True,
+    dataset=_base_.train_dataset,
+    sampler=dict(
+        type="PlanSampler",
+        plan=dict(type="TokenBudget", max_tokens=2048),
+    ),
+    batch_sampler=dict(type="PlanBatchSampler"),
+    collate_fn=dict(type="default_collate_fn"),
+)
+train_cfg = dict(type="TrainLoop", max_iters=max_iters)
+optim_wrapper = dict(
+    type="OptimWrapper",
+    optimizer=dict(type="AdamW", lr=2e-3, weight_decay=0.01),
+    clip_grad=dict(max_norm=1.0),
+)
+param_scheduler = [
+    dict(type="LinearLR", start_factor=0.01, by_epoch=False, end=30),
+    dict(type="CosineAnnealingLR", eta_min=2e-4, by_epoch=False, T_max=max_iters),
+]
+randomness = dict(seed=0)
