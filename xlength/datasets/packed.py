@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import Any
@@ -23,6 +24,7 @@ from xlength.plan.outlook import packing_outlook
 from xlength.plan.pack import pack_samples
 from xlength.plan.pieces import Overlong, Packs, Pieces
 from xlength.registry import DATASETS, register
+from xlength.runtime.build import build
 
 Ints = NDArray[np.int64]
 
@@ -41,8 +43,8 @@ class PackedDataset(Dataset[dict[str, Any]]):
     loader, forked or spawned.
 
     Args:
-        dataset: map-style, with ``input_ids`` and ``labels`` in each row; a ``datasets.Dataset`` is
-            read through Arrow.
+        dataset: map-style, or its config, with ``input_ids`` and ``labels`` in each row; a
+            ``datasets.Dataset`` is read through Arrow.
         max_length: tokens of a pack.
         strategy: ``'best_fit'``, ``'next_fit'`` or ``'concat'``.
         overlong: what to do with longer samples: ``'error'``, ``'truncate'``, ``'split'`` or
@@ -64,6 +66,7 @@ class PackedDataset(Dataset[dict[str, Any]]):
         length_property: str = "length",
         seed: int = 0,
     ) -> None:
+        dataset = build(dataset) if isinstance(dataset, Mapping) else dataset
         lengths = np.abs(get_lengths(dataset, length_property))
         self.dataset = _as_arrow(dataset)
         self.max_length = max_length
