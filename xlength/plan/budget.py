@@ -15,6 +15,9 @@ from xlength.plan.windows import even_cuts, sort_windows, spread_repeats
 _LONG_ROWS = 16
 """Samples of which fewer than this many fill a batch are long, see ``sort_windows``."""
 
+_MANY = 32
+"""Batches from which on a window may take one more for the sake of a shift."""
+
 _ROUNDS = 10
 """Halvings of the interval in which a window's own budget is sought: to a thousandth of it."""
 
@@ -40,7 +43,7 @@ class Windows:
         order: (m,) int64, samples, window after window.
         lengths: (m,) int64, their tokens.
         borders: (w + 1,) int64, the windows.
-        counts: (w,) int64, the fewest batches within the limits; one more where there is a shift.
+        counts: (w,) int64, the fewest batches within the limits; or one more, for a shift.
         loads: (w,) float64, batches that the last one does not fill counted in part.
         last: how full the last batch of a window may be.
     """
@@ -71,8 +74,9 @@ def count_batches(
             any cutting can.
         shift: in [0, 1): where one window holds all samples, its last batch is filled but for this
             part. That makes all batches a little smaller, moves them against those of an epoch with
-            another shift, the more the shorter their samples are, and so changes mates. None fills
-            the last batch like all others.
+            another shift, the more the shorter their samples are, and so changes mates. A window of
+            few batches is shifted only if it gets more of them than it needs. None fills the last
+            batch like all others.
         rng: random state of the epoch.
     """
     order = members[rng.permutation(len(members))]
@@ -86,7 +90,8 @@ def count_batches(
     budget = limits.max_tokens
     for w, (begin, end) in enumerate(zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True)):
         starts = _cut(lengths.data, begin, end, limits.max_rows, (budget, budget, end))
-        counts[w] = min(len(starts) + shifted, end - begin)
+        extra = shifted and len(starts) >= _MANY
+        counts[w] = min(len(starts) + extra, end - begin)
         loads[w] = len(starts) - 1 + _fill(lengths, starts, end, limits, budget)
     return Windows(order, lengths, borders, counts, loads, 1.0 - (shift or 0.0) * shifted)
 
@@ -111,8 +116,10 @@ def cut_batches(windows: Windows, count: int, limits: Limits, rng: np.random.Ran
     borders = windows.borders.tolist()
     starts: list[int] = []
     for w, share in enumerate(_shares(windows, count)):
-        least = int(0.9 * limits.max_tokens * windows.loads[w] / share)
-        starts += _fit(windows, borders[w], borders[w + 1], limits, share, least)
+        load = float(windows.loads[w])
+        last = windows.last if share > load + 1 else 1.0
+        least = int(0.9 * limits.max_tokens * load / share)
+        starts += _fit(windows, borders[w], borders[w + 1], limits, share, least, last)
     firsts = _split_fullest(np.array(starts, dtype=np.int64), windows.lengths, count)
     groups = Groups(windows.order, np.append(firsts, len(windows.order)))
     if len(groups) > count:
@@ -141,12 +148,19 @@ def _cut(
 
 
 def _fit(
-    windows: Windows, begin: int, end: int, limits: Limits, count: int, least: int
+    windows: Windows,
+    begin: int,
+    end: int,
+    limits: Limits,
+    count: int,
+    least: int,
+    last: float,
 ) -> list[int]:
     """Starts of at most ``count`` batches under the smallest budget from ``least`` on.
 
     Where equal lengths make the number jump past ``count`` between two neighbouring budgets, the
-    longer samples get the smaller one and the others the larger.
+    longer samples get the smaller one and the others the larger. ``last``: how full the last batch
+    may be.
     """
 
     def cut(first: int, second: int, border: int) -> tuple[list[int], bool]:
@@ -154,7 +168,7 @@ def _fit(
         starts = _cut(view, begin, end, limits.max_rows, (first, second, border))
         fits = len(starts) < count
         if len(starts) == count:
-            fits = _fill(windows.lengths, starts, end, limits, second) <= windows.last
+            fits = _fill(windows.lengths, starts, end, limits, second) <= last
         return starts, fits
 
     low, high = least, limits.max_tokens
