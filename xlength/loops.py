@@ -5,10 +5,11 @@ from __future__ import annotations
 import bisect
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
+from mmengine.dist import get_rank
 from mmengine.logging import print_log
 from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop
@@ -27,6 +28,8 @@ from xlength.runtime.loaders import (
     sampler_of,
     start_sampler_at,
 )
+from xlength.runtime.position import prepared
+from xlength.runtime.random_state import WorkerSeeds, kept_random_states
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
 
@@ -80,6 +83,8 @@ class TrainLoop(BaseLoop):
         self._iter = 0
         self._step = 0
         self._rest: Iterable[Any] | None = None
+        self._prepare: Callable[[], None] | None = None
+        self._seeds = WorkerSeeds.install(self.dataloader, get_rank())
         self.stop_training = False
         self.val_begin = val_begin
         self.val_interval = val_interval
@@ -94,6 +99,7 @@ class TrainLoop(BaseLoop):
     def _set_limits(self, max_iters: int | None, max_epochs: float | None) -> None:
         if max_iters is not None:
             repeat_by_default(self.dataloader)
+        self._epochs_asked = max_epochs
         length = num_batches(self.dataloader)
         if length == 0:
             raise ValueError("the data loader has no batch to train on")
@@ -139,7 +145,16 @@ class TrainLoop(BaseLoop):
         """Batches of the present epoch that are trained on."""
         return self._step
 
-    def start_at(self, epoch: int, step: int, batches: Iterable[Any] | None = None) -> None:
+    def start_at(
+        self,
+        epoch: int,
+        step: int,
+        batches: Iterable[Any] | None = None,
+        *,
+        iteration: int | None = None,
+        left: int | None = None,
+        prepare: Callable[[], None] | None = None,
+    ) -> None:
         """Begin in ``epoch`` after its first ``step`` batches; call it before the first one.
 
         Args:
@@ -147,9 +162,21 @@ class TrainLoop(BaseLoop):
             step: batches of the epoch that are trained on already, in any run.
             batches: what is left of the epoch; by default what the data loader yields next, so its
                 sampler has been positioned.
+            iteration: iterations that are finished; by default those of the checkpoint.
+            left: batches that are left of the epoch, where they are not the length less ``step``,
+                as on another number of ranks: a run by epochs then has another number of
+                iterations.
+            prepare: called with the first iterator, see ``prepared``.
         """
         self._epoch, self._step = epoch, step
         self._rest = self.dataloader if batches is None else batches
+        self._prepare = prepare
+        if iteration is not None:
+            self._iter = iteration
+        if left is not None and self._epochs_asked is not None:
+            length = len(self.dataloader)
+            rest = round(self._epochs_asked * length) - (epoch + 1) * length + left
+            self._max_iters = self._iter + max(0, rest)
 
     def run(self) -> nn.Module:
         """Train until the last iteration, or until ``stop_training`` is set."""
@@ -174,7 +201,7 @@ class TrainLoop(BaseLoop):
     def _find_position(self) -> None:
         """Where a resumed run goes on, from its iteration."""
         if is_stream(self.dataloader):
-            self._read_up_to(self._iter)
+            self.start_at(*self._read_up_to(0, self._iter))
             return
         length = len(self.dataloader)
         epoch, step = self._epoch, self._iter - self._epoch * length
@@ -188,21 +215,24 @@ class TrainLoop(BaseLoop):
         else:
             self.start_at(epoch, step, loader_from(self.dataloader, step))
 
-    def _read_up_to(self, num_batches: int) -> None:
-        """Read a stream from its beginning, over as many epochs as it takes."""
+    def read_up_to(self, epoch: int, step: int) -> Iterable[Any]:
+        """What a stream gives after ``step`` batches of an epoch, which are read for that."""
+        return self._read_up_to(epoch, step)[2]
+
+    def _read_up_to(self, epoch: int, step: int) -> tuple[int, int, Iterable[Any]]:
+        """Read a stream from an epoch's beginning, over as many epochs as it takes."""
         print_log(
-            f"Reading {num_batches} batches that were trained on before and passing over them: "
+            f"Reading {step} batches that were trained on before and passing over them: "
             "the training data are a stream without a saved position.",
             "current",
             logging.WARNING,
         )
-        epoch, step = 0, num_batches
         while True:
             self._set_epoch_of_dataset(epoch)
             batches = iter(self.dataloader)
             passed = sum(1 for _ in islice(batches, step))
             if passed == step:
-                return self.start_at(epoch, step, batches)
+                return epoch, step, batches
             if passed == 0:
                 raise RuntimeError(f"epoch {epoch} of the training data has no batch")
             epoch, step = epoch + 1, step - passed
@@ -215,18 +245,24 @@ class TrainLoop(BaseLoop):
     def _run_epoch(self) -> None:
         runner = self.runner
         batches, self._rest = self._rest, None
+        prepare, self._prepare = self._prepare, None
+        resumed = batches is not None
         if batches is None:
             self._set_epoch_of_dataset(self._epoch)
             batches = self.dataloader
         runner.call_hook("before_train_epoch")
         runner.model.train()
+        if self._seeds is not None:
+            self._seeds.set(runner.seed, self._epoch, self._step)
+        if prepare is not None:
+            batches = prepared(batches, prepare, self._step == 0)
         if self._equal_steps is not None:
             batches = self._equal_steps.over(batches)
         for batch in batches:
             self._run_iter(batch)
             if self._iter >= self._max_iters or self.stop_training:
                 break
-        if self._step == 0:
+        if self._step == 0 and not resumed:
             raise RuntimeError(f"epoch {self._epoch} of the training data has no batch")
         runner.call_hook("after_train_epoch")
         self._epoch += 1
@@ -248,7 +284,8 @@ class TrainLoop(BaseLoop):
         last = self._iter == self._max_iters
         due = self._iter >= self.val_begin and (self._iter % self.val_interval == 0 or last)
         if self.runner.val_loop is not None and due:
-            self.runner.val_loop.run()
+            with kept_random_states():
+                self.runner.val_loop.run()
             self.runner.model.train()
 
 
