@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from mmengine.config import Config
 from mmengine.hooks import Hook
 from mmengine.runner import Runner
 
 import tests.tiny as tiny
+import xlength  # noqa: F401  registers the components
 
 LENGTHS = [3 + (7 * i) % 23 for i in range(60)]
 BUDGET = dict(type="TokenBudget", max_tokens=80, window=20)
@@ -30,7 +32,7 @@ class Watch(Hook):
         self.epochs[epoch].append(ids[:, 0].tolist())
 
 
-def run(work_dir, loop, plan=BUDGET, seed=1, hooks=(), **loader):
+def run(work_dir, loop, plan=BUDGET, seed=1, optim_wrapper=None, **loader):
     """Train a tiny model and return the runner and the samples of each batch."""
     watch = Watch()
     runner = Runner(
@@ -45,8 +47,8 @@ def run(work_dir, loop, plan=BUDGET, seed=1, hooks=(), **loader):
             **loader,
         ),
         train_cfg=loop,
-        optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
-        custom_hooks=[watch, dict(type="PlanGuardHook"), *hooks],
+        optim_wrapper=optim_wrapper or dict(optimizer=dict(type="SGD", lr=0.1)),
+        custom_hooks=[watch, dict(type="PlanGuardHook")],
         randomness=dict(seed=seed),
         default_scope="mmengine",
         experiment_name=f"{Path(work_dir).name}-{id(watch)}",
@@ -94,6 +96,37 @@ def test_the_run_repeated_trains_on_the_same_and_another_seed_on_other_batches(t
     loop = dict(type="TrainLoop", max_epochs=1)
     first, again, other = (run(tmp_path, loop, seed=seed)[1] for seed in (1, 1, 2))
     assert first == again != other
+
+
+@pytest.mark.parametrize(("accumulate", "warned"), [(1, True), (2, False)])
+def test_other_micro_steps_than_the_optimisers_are_warned_about(accumulate, warned, tmp_path):
+    loop = dict(type="TrainLoop", max_epochs=1)
+    optimiser = dict(optimizer=dict(type="SGD", lr=0.1), accumulative_counts=2)
+    plan = {**BUDGET, "accumulate": accumulate}
+    runner, _ = run(tmp_path, loop, plan, optim_wrapper=optimiser)
+    log = "".join(path.read_text() for path in Path(runner.log_dir).glob("*.log"))
+    assert ("balances optimiser steps of accumulate=1 micro-steps, but gradients" in log) == warned
+
+
+LAZY = """
+from xlength import PlanBatchSampler, PlanSampler, TokenBudget
+
+train_dataloader = dict(
+    batch_size=1,
+    dataset=dict(type='TinyText', length=list(range(3, 40))),
+    sampler=dict(
+        type=PlanSampler,
+        plan=dict(type=TokenBudget, max_tokens=80, cost=dict(type='attention', crossover=100))),
+    batch_sampler=dict(type=PlanBatchSampler))
+"""
+
+
+def test_a_lazy_config_names_sampler_and_plan_by_their_classes(tmp_path):
+    path = tmp_path / "lazy.py"
+    path.write_text(LAZY)
+    loader = Runner.build_dataloader(Config.fromfile(path, lazy_import=True).train_dataloader, 1)
+    assert "cost=attention(100)" in repr(loader.batch_sampler.sampler.plan)
+    assert sorted(sum(loader.batch_sampler, [])) == list(range(37))
 
 
 def test_contradicting_batch_sizes_stop_the_run_with_both_numbers(tmp_path):
