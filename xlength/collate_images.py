@@ -14,9 +14,6 @@ NUM_IMAGES = "num_images"
 IMAGE_FACTS = frozenset({NUM_IMAGES, "num_tiles"})
 """What says something about the images of a batch and is no argument of a model."""
 
-IMAGE_FACTS = frozenset({NUM_IMAGES, "num_tiles"})
-"""What says something about the images of a batch and is no argument of a model."""
-
 _JOINED = ("image_grid_thw", "image_sizes", "batch_num_images", "num_tiles")
 
 
@@ -53,10 +50,16 @@ def collate_images(instances: Instances, length: int) -> dict[str, Any]:
         data["pixel_values"] = _pixels([_value(instances, i, "pixel_values") for i in with_images])
         for key in _JOINED:
             if any(key in instances[i] for i in with_images):
-                data[key] = torch.cat([_value(instances, i, key) for i in with_images])
+                data[key] = torch.cat([_joined(instances, i, key) for i in with_images])
     if any("mm_token_type_ids" in instance for instance in instances):
         data["mm_token_type_ids"] = _kinds(instances, length)
     return data
+
+
+def _joined(instances: Instances, i: int, key: str) -> Tensor:
+    if key == "num_tiles" and key not in instances[i]:  # each of its images is one tile
+        return torch.ones(int(instances[i][NUM_IMAGES]), dtype=torch.int64)
+    return _value(instances, i, key)
 
 
 def _value(instances: Instances, i: int, key: str) -> Tensor:

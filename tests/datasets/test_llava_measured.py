@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_a_damaged_cache_is_measured_anew(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(calls) == 4
 
 
-def in_a_process(folder: Path, barrier: Any, results: Any) -> None:
+def in_a_process(folder: Path, barrier: Any, results: Any, options: dict[str, Any]) -> None:
     def counted(*args: Any, **kwargs: Any) -> Any:
         with open(folder / f"measured-{os.getpid()}", "w"):
             return real(*args, **kwargs)
@@ -159,16 +160,21 @@ def in_a_process(folder: Path, barrier: Any, results: Any) -> None:
     real = measured_module.measure_rows
     llava_module.measure_rows = counted  # type: ignore[attr-defined]
     barrier.wait()
-    dataset = build(folder, rows(1500))
+    dataset = build(folder, rows(1500), **options)
     results.put((os.getpid(), int(dataset.length.sum())))
 
 
-def test_of_several_processes_that_start_at_once_one_measures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("remeasure", [False, True])
+def test_of_several_processes_that_start_at_once_one_measures(
+    tmp_path: Path, remeasure: bool
+) -> None:
+    if remeasure:
+        build(tmp_path, rows(1500))
+        time.sleep(0.1)
     context = multiprocessing.get_context("fork")
     barrier, results = context.Barrier(3), context.Queue()
-    started = [
-        context.Process(target=in_a_process, args=(tmp_path, barrier, results)) for _ in range(3)
-    ]
+    args = (tmp_path, barrier, results, {"remeasure": remeasure})
+    started = [context.Process(target=in_a_process, args=args) for _ in range(3)]
     for process in started:
         process.start()
     found = [results.get(timeout=120) for _ in started]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,15 +23,14 @@ from xlength.datasets.image_text import ImageTextEncoder
 from xlength.datasets.json_rows import JsonRows, RowError, file_fingerprint
 from xlength.datasets.measured import (
     BROKEN,
-    CUT,
     IMAGE,
     OVERLONG,
-    UNTRAINED,
     LengthReader,
     Measured,
     measure_rows,
 )
 from xlength.datasets.measured_cache import cached
+from xlength.datasets.measured_report import refuse, refused, report
 from xlength.datasets.template_text import TemplateText
 from xlength.losses import IGNORE_INDEX
 from xlength.registry import DATASETS, register
@@ -45,7 +46,11 @@ _PROCESSOR_SETTINGS = (
     "vision_aspect_ratio",
     "images_kwargs",
 )
-_OVERLONG = ("error", "truncate", "drop")
+_POLICIES = {
+    "broken_row": ("error", "skip"),
+    "missing_image": ("error", "skip"),
+    "overlong": ("error", "truncate", "drop"),
+}
 
 
 @register(DATASETS)
@@ -120,42 +125,49 @@ class LLaVADataset(Dataset[dict[str, Any]]):
         num_proc: int | None = None,
     ) -> None:
         overlong = {"truncate_text": "truncate"}.get(overlong, overlong)
-        _one_of("overlong", overlong, _OVERLONG)
-        _one_of("missing_image", missing_image, ("error", "skip"))
-        _one_of("broken_row", broken_row, ("error", "skip"))
-        if (data_path is None) == (data is None):
-            raise ValueError("LLaVADataset needs data_path or data, one of them")
-        if processor is None:
-            raise ValueError("LLaVADataset needs a processor")
-        if max_length is not None and max_length < 1:
-            raise ValueError(f"max_length must be at least 1, got {max_length}")
-        self.missing_image = missing_image
+        policies = {BROKEN: broken_row, IMAGE: missing_image, OVERLONG: overlong}
+        _check_options(data_path, data, processor, max_length, policies)
+        self.missing_image, self._replaced = missing_image, 0
         self.processor = build(processor)
         chat = _chat(self.processor, chat_template, template)
         self.encoder = ImageTextEncoder(self.processor, chat, max_length, pad_image_to_square)
         self.reader = LengthReader(self.encoder, image_folder, image_first, overlong)
-        rows = None if data is None else JsonRows(data)
-        key = self._fingerprint(rows.fingerprint() if rows else file_fingerprint(str(data_path)))
-        folder = Path(cache_dir) if cache_dir else _default_cache()
-
-        def measure() -> tuple[Measured, NDArray[np.int64]]:
-            self.encoder.tokens.check()
-            found = rows or JsonRows(data_path or "")
-            measured = measure_rows(found, self.reader, num_proc, "Measuring images and text")
-            _refuse(found, measured, policies)
-            return measured, found.spans
-
-        def good(measured: Measured) -> bool:
-            return not remeasure and not _refused(measured, policies)
-
-        policies = {BROKEN: broken_row, IMAGE: missing_image, OVERLONG: overlong}
-        measured, spans = cached(folder / f"image-text-lengths-{key}.npz", measure, good)
-        self.rows = rows or JsonRows(data_path or "", spans)
+        self.rows, measured = self._measured(
+            str(data_path) if data is None else JsonRows(data),
+            Path(cache_dir) if cache_dir else _default_cache(),
+            policies,
+            num_proc,
+            time.time() if remeasure else 0.0,
+        )
         self._rows_of_samples = measured.rows
         self.modality_length = measured.lengths
         self.length, self.image_tokens = np.abs(measured.lengths), measured.image_tokens
-        self._replaced = 0
-        _report(self.rows, measured)
+        report(self.rows, measured)
+
+    def _measured(
+        self,
+        source: str | JsonRows,
+        folder: Path,
+        policies: Mapping[str, str],
+        num_proc: int | None,
+        not_before: float,
+    ) -> tuple[JsonRows, Measured]:
+        """The rows and their lengths, measured or from the cache."""
+
+        def measure() -> tuple[Measured, NDArray[np.int64]]:
+            self.encoder.tokens.check()
+            rows = JsonRows(source) if isinstance(source, str) else source
+            measured = measure_rows(rows, self.reader, num_proc, "Measuring images and text")
+            refuse(rows, measured, policies)
+            return measured, rows.spans
+
+        def good(measured: Measured) -> bool:
+            return not refused(measured, policies)
+
+        data = file_fingerprint(source) if isinstance(source, str) else source.fingerprint()
+        path = folder / f"image-text-lengths-{self._fingerprint(data)}.npz"
+        measured, spans = cached(path, measure, good, not_before)
+        return (JsonRows(source, spans) if isinstance(source, str) else source), measured
 
     def __len__(self) -> int:
         return len(self._rows_of_samples)
@@ -209,7 +221,7 @@ class LLaVADataset(Dataset[dict[str, Any]]):
                 f"{self.rows.where(row)}: {error}. Its sample is not trained; it is number "
                 f"{self._replaced} of this worker.",
                 "current",
-                level=30,
+                level=logging.WARNING,
             )
             return Image.new("RGB", (width, height)), False
 
@@ -239,9 +251,18 @@ def _chat(processor: Any, chat_template: str | None, template: Any) -> Any:
     return TemplateText(processor, template)
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+def _check_options(
+    data_path: Any, data: Any, processor: Any, max_length: int | None, policies: Mapping[str, str]
+) -> None:
+    for value, (name, allowed) in zip(policies.values(), _POLICIES.items(), strict=True):
+        if value not in allowed:
+            raise ValueError(f"{name} must be one of {allowed}, got {value!r}")
+    if (data_path is None) == (data is None):
+        raise ValueError("LLaVADataset needs data_path or data, one of them")
+    if processor is None:
+        raise ValueError("LLaVADataset needs a processor")
+    if max_length is not None and max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}")
 
 
 def _default_cache() -> Path:
@@ -256,47 +277,3 @@ def _settings(processor: Any) -> str:
     own = {name: getattr(processor, name, None) for name in _PROCESSOR_SETTINGS}
     kinds = [type(processor).__name__, type(processor.image_processor).__name__]
     return json.dumps([kinds, digest, images, own], sort_keys=True, default=str)
-
-
-def _refused(measured: Measured, policies: Mapping[str, str]) -> list[str]:
-    """Kinds of rows that are there and must not be."""
-    return [
-        kind for kind, policy in policies.items() if policy == "error" and kind in measured.counts
-    ]
-
-
-def _refuse(rows: JsonRows, measured: Measured, policies: Mapping[str, str]) -> None:
-    """One error for all rows that a policy refuses."""
-    problems = _refused(measured, policies)
-    if problems:
-        lines = []
-        for kind in problems:
-            row, text = measured.examples[kind][0]
-            count = measured.counts[kind]
-            others = f" (and {count - 1} more like it)" if count > 1 else ""
-            lines.append(f"{rows.where(row)}: {text}{others}")
-        raise ValueError("; ".join(lines))
-    if len(measured.rows) == 0:
-        found = ", ".join(f"{count} {kind}" for kind, count in measured.counts.items())
-        raise ValueError(f"{rows.path or 'data'}: none of {len(rows)} rows makes a sample: {found}")
-
-
-def _report(rows: JsonRows, measured: Measured) -> None:
-    images = int((measured.lengths > 0).sum())
-    message = (
-        f"LLaVADataset: {len(rows)} rows, {len(measured.rows)} samples: {images} with images, "
-        f"{len(measured.rows) - images} text only, {int(np.abs(measured.lengths).sum())} tokens"
-    )
-    print_log(message, "current")
-    said = {
-        BROKEN: "rows were left out because they are broken",
-        IMAGE: "rows were left out because of an image",
-        UNTRAINED: "rows were left out because no label is left to train",
-        OVERLONG: "rows were left out because they are too long",
-        CUT: "samples were cut to max_length",
-    }
-    for kind, count in measured.counts.items():
-        row, text = measured.examples[kind][0]
-        print_log(
-            f"{count} {said[kind]}; the first: {rows.where(row)}: {text}", "current", level=30
-        )

@@ -19,7 +19,10 @@ Ints = NDArray[np.int64]
 
 
 def cached(
-    path: Path, make: Callable[[], tuple[Measured, Ints]], good: Callable[[Measured], bool]
+    path: Path,
+    make: Callable[[], tuple[Measured, Ints]],
+    good: Callable[[Measured], bool],
+    not_before: float = 0.0,
 ) -> tuple[Measured, Ints]:
     """What ``make`` returns, from the file if it is there, else made and written.
 
@@ -31,10 +34,11 @@ def cached(
         path: of an ``.npz`` file, named by a fingerprint.
         make: the measurement, and the rows' places in their file.
         good: whether what the file holds may be used.
+        not_before: seconds since the epoch; a file written earlier is not used.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path.with_suffix(".lock")):
-        if path.exists():
+        if path.exists() and path.stat().st_mtime >= not_before:
             # A file that something else left half-written is made anew.
             with contextlib.suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):
                 measured, spans = _load(path)
