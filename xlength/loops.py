@@ -11,7 +11,6 @@ from typing import Any
 
 from mmengine.dist import get_rank
 from mmengine.logging import print_log
-from mmengine.model import is_model_wrapper
 from mmengine.runner import BaseLoop
 from mmengine.runner.utils import calc_dynamic_intervals
 from torch import nn
@@ -30,6 +29,7 @@ from xlength.runtime.loaders import (
 )
 from xlength.runtime.position import prepared
 from xlength.runtime.random_state import WorkerSeeds, kept_random_states
+from xlength.runtime.wrappers import announce_last_micro_steps
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
 
@@ -181,7 +181,7 @@ class TrainLoop(BaseLoop):
     def run(self) -> nn.Module:
         """Train until the last iteration, or until ``stop_training`` is set."""
         runner = self.runner
-        self._watch_optimiser()
+        announce_last_micro_steps(runner)
         runner.call_hook("before_train")
         if self._iter > 0 and self._rest is None:
             self._find_position()
@@ -189,14 +189,6 @@ class TrainLoop(BaseLoop):
             self._run_epoch()
         runner.call_hook("after_train")
         return runner.model
-
-    def _watch_optimiser(self) -> None:
-        """Tell a token-weighted loss which micro-step is the last before the optimiser steps."""
-        weighted = getattr(unwrapped(self.runner.model), "token_weighted_loss", None)
-        if weighted is None:
-            return
-        weighted.is_last = getattr(self.runner.optim_wrapper, "should_sync", None)
-        weighted.can_correct = weighted.is_last is not None
 
     def _find_position(self) -> None:
         """Where a resumed run goes on, from its iteration."""
@@ -287,16 +279,6 @@ class TrainLoop(BaseLoop):
             with kept_random_states():
                 self.runner.val_loop.run()
             self.runner.model.train()
-
-
-def unwrapped(model: Any) -> Any:
-    """The model inside mmengine's wrappers of DDP, FSDP or DeepSpeed."""
-    while is_model_wrapper(model) or not hasattr(model, "parse_losses"):
-        inner = getattr(model, "module", None) or getattr(model, "model", None)
-        if inner is None:
-            break
-        model = inner
-    return model
 
 
 def _check_limits(max_iters: int | None, max_epochs: float | None) -> None:

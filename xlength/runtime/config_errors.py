@@ -50,6 +50,8 @@ def explain(error: BaseException, cfg: Any) -> str | None:
         return f"the config of {_short(missing[1])} lacks {missing[2]}"
     if isinstance(error, KeyError):
         return _explain_key(frame, message)
+    if isinstance(error, ModuleNotFoundError):
+        return f"{message} (imported by {module})"
     return message if _is_raised(error) else None
 
 

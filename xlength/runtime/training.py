@@ -25,6 +25,7 @@ from xlength.runtime.environment import (
     leave_process_group,
     prepare_environment,
 )
+from xlength.runtime.wrappers import announce_last_micro_steps
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
 
@@ -62,6 +63,7 @@ class TrainingStart(Hook):
 
     def before_train(self, runner: Any) -> None:
         self.reached = True
+        announce_last_micro_steps(runner)
         check_batch_size(runner.train_dataloader, accumulative_counts_of(runner))
 
 
