@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from mmengine.config import Config
 
@@ -110,6 +111,25 @@ def test_two_ranks_train_on_images_and_texts_in_xtuners_order(here: Path, family
     losses = [entry["loss"] for entry in first["entries"]]
     assert losses == [entry["loss"] for entry in second["entries"]]
     assert sum(losses[-3:]) < 0.8 * sum(losses[:3])
+
+
+def test_measuring_beforehand_prints_lengths_by_modality_and_training_reads_them(
+    here: Path, capsys: pytest.CaptureFixture[str], log_lines: list[str]
+) -> None:
+    with_family("internvl")
+    assert main(["measure", "config.py", "-o", "lengths.npy"]) == 0
+    lengths = np.load("lengths.npy")
+    table = {
+        line.split()[0]: line.split()[1:3] for line in capsys.readouterr().out.splitlines()[-3:]
+    }
+    assert table["images"] == ["18", f"{lengths[lengths > 0].sum():,}"]
+    assert table["text"] == ["10", f"{-lengths[lengths < 0].sum():,}"]
+    (file,) = Path("cache").glob("*.npz")
+    written = file.stat().st_mtime_ns
+    assert train("config.py", "--work-dir", "run", options=("train_cfg.max_epochs=1",)) == 0
+    assert file.stat().st_mtime_ns == written
+    seen = [n for entry in diary("run")["entries"] for n in entry["lengths"]]
+    assert sorted(seen) == sorted(np.abs(lengths).tolist())
 
 
 KINDS = ["ittit", "itiit"]

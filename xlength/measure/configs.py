@@ -98,4 +98,8 @@ def _write(args: argparse.Namespace, out: Path, lengths: Any, facts: Mapping[str
     parts = [(Path(args.source).name, len(lengths))]
     write_side_file(out, lengths, parts, {**facts, "source": args.source}, {})
     say(out, lengths)
+    if facts.get("two_modalities"):
+        from xlength.datasets.modality import format_measure, measure
+
+        print(format_measure(measure(lengths)))
     return 0
