@@ -21,10 +21,10 @@ quickstart: $(VENV)/.installed
 	$(BIN)/python tools/quickstart.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 test-long: $(VENV)/.installed
-	$(BIN)/python -m pytest -m long
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
