@@ -8,14 +8,15 @@ from mmengine.dataset import DefaultSampler
 from torch.utils.data import BatchSampler
 
 from xlength.plan.cost import ATTENTION, TOKENS
+from xlength.plan.shapes import shape_lengths
 from xlength.report.choice import WORTH, recommend
 from xlength.report.measures import measure
 from xlength.report.samplers import strategy_of
 from xlength.report.strategies import (
-    MAX_REPEAT,
     Setting,
     best_window,
     measure_all,
+    score,
     strategies,
     window_curve,
 )
@@ -168,10 +169,20 @@ def test_the_recommended_strategy_is_the_simplest_that_is_nearly_best():
     lengths = tool_chats()
     rows = measure_all(strategies(lengths, SETTING), lengths, SETTING)
     best = recommend(rows, SETTING)
-    allowed = [row for row in rows if row.batchmate_repeat <= MAX_REPEAT]
-    assert best in allowed and len(allowed) < len(rows)
-    top = max(row.wall_efficiency_attention for row in allowed)
-    assert best.wall_efficiency_attention >= top - WORTH
+    top = max(score(row, SETTING.cost) for row in rows)
+    assert score(best, SETTING.cost) >= top - WORTH
+    simpler = rows[: [row.strategy.name for row in rows].index("FixedBatch")]
+    assert all(score(row, SETTING.cost) < top - WORTH for row in simpler)
+
+
+def test_meeting_batch_mates_again_costs_something_above_a_tenth():
+    lengths = tool_chats(600)
+    rows = measure_all(strategies(lengths, SETTING), lengths, SETTING)
+    often = [row for row in rows if row.batchmate_repeat > 0.1]
+    assert 0 < len(often) < len(rows)
+    for row in rows:
+        price = 0.25 * (row.batchmate_repeat - 0.1) if row in often else 0
+        assert score(row, TOKENS) == pytest.approx(row.wall_efficiency_tokens * (1 - price))
 
 
 def test_equal_lengths_keep_the_default_sampler():
@@ -181,13 +192,12 @@ def test_equal_lengths_keep_the_default_sampler():
 
 
 def test_the_recommended_window_is_the_smallest_that_is_nearly_best_and_mixes_enough():
-    lengths = tool_chats(20_000)
+    lengths = shape_lengths("lognormal:5.5,1.2:8,8192", 20_000)
     curve = measure_all(window_curve(lengths, SETTING), lengths, SETTING)
     walls = [row.wall_efficiency_attention for row in curve]
     assert len(curve) >= 7 and walls[0] < walls[-1]
     chosen = best_window(curve, SETTING.cost)
-    assert chosen.batchmate_repeat <= MAX_REPEAT
+    top = max(score(row, SETTING.cost) for row in curve)
+    assert score(chosen, SETTING.cost) >= top - 0.01
     smaller = curve[: curve.index(chosen)]
-    allowed = [row for row in curve if row.batchmate_repeat <= MAX_REPEAT]
-    top = max(row.wall_efficiency_attention for row in allowed)
-    assert all(row.wall_efficiency_attention < top - 0.01 for row in smaller)
+    assert smaller and all(score(row, SETTING.cost) < top - 0.01 for row in smaller)

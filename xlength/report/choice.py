@@ -8,30 +8,28 @@ from typing import Any
 
 from xlength.plan.cost import TOKENS
 from xlength.report.measures import Row
-from xlength.report.strategies import MAX_REPEAT, Setting
+from xlength.report.strategies import Setting, score
 
 WORTH = 0.02
-"""Wall efficiency that a less simple strategy must gain to be recommended."""
+"""Score that a less simple strategy must gain to be recommended."""
 
 _FROM_SIMPLE = ("DefaultSampler", "LengthGroupedSampler", "TokenBudget", "FixedBatch", "Packing")
 
 
 def recommend(rows: Iterable[Row], setting: Setting) -> Row:
-    """The simplest strategy within ``WORTH`` of the best wall efficiency.
+    """The simplest strategy within ``WORTH`` of the best score.
 
-    Only those whose batch-mate repeat is at most ``MAX_REPEAT`` count, if there are any. A budget
-    of tokens comes before fixed batches, since its batches need equal memory, and packing last,
-    since it needs another collate function and a model that keeps samples apart.
+    A budget of tokens comes before fixed batches, since its batches need equal memory, and packing
+    last, since it needs another collate function and a model that keeps samples apart.
 
     Args:
         rows: of strategies for data that can be indexed; others are passed over.
         setting: the cost counts.
     """
     known = [row for row in rows if row.strategy.kind in ("sampler", "plan")]
-    allowed = [row for row in known if not row.batchmate_repeat > MAX_REPEAT] or known
-    best = max(row.wall_efficiency(setting.cost) for row in allowed)
-    allowed.sort(key=lambda row: _FROM_SIMPLE.index(row.strategy.name))
-    return next(row for row in allowed if row.wall_efficiency(setting.cost) >= best - WORTH)
+    best = max(score(row, setting.cost) for row in known)
+    known.sort(key=lambda row: _FROM_SIMPLE.index(row.strategy.name))
+    return next(row for row in known if score(row, setting.cost) >= best - WORTH)
 
 
 def verdict(row: Row, base: Row, setting: Setting) -> str:
