@@ -69,9 +69,9 @@ class LengthPoolSortDataset(IterableDataset[Any]):
             usual; ``xlength report --stream`` computes it.
         key: the length: name of a field or attribute, dotted path, or function of the sample
             (picklable where workers are spawned). Without a field ``length``: ``total_len``, else
-            the size of ``tokens``, else of ``input_ids``. ascending, seed, tail_shuffle,
-            warmup_steps, initial_pool_size, micro_batch_size, separate_packed, mode, max_age: see
-            ``PoolOptions``.
+            the size of ``tokens``, else of ``input_ids``.
+        ascending, seed, tail_shuffle, warmup_steps, initial_pool_size, micro_batch_size,
+            separate_packed, mode, max_age, packed_share: see ``PoolOptions``.
         cost: ``'tokens'`` or ``'attention'``, see ``make_cost``: what is sorted by. For packed
             samples, whose totals are alike, ``'attention'`` is the sum of the squares.
         packed_key: see ``SampleCost``.
@@ -102,6 +102,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         separate_packed: bool = False,
         mode: str = "pool",
         max_age: int | None = None,
+        packed_share: float | None = None,
         packed_key: Key | None = None,
         repeat: bool | None = None,
         shard: str | None = None,
@@ -126,6 +127,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
                 separate_packed,
                 mode,
                 max_age,
+                packed_share,
             )
         self.micro_batch_size = micro_batch_size
         self.cost = SampleCost(key, make_cost(cost), packed_key)

@@ -35,6 +35,9 @@ class PoolOptions:
         mode: ``'pool'`` or ``'sliding'``.
         max_age: ``mode='sliding'``: micro-batches that no sample waits longer than; by default 10
             times ``pool_size // micro_batch_size``.
+        packed_share: ``mode='sliding'`` with ``separate_packed``: share of the packed samples in
+            the data, if it is known; then the schedule of kinds is the very same on all ranks, and
+            not nearly so.
 
     Raises:
         ValueError: a value out of its range.
@@ -50,6 +53,7 @@ class PoolOptions:
     separate_packed: bool = False
     mode: str = "pool"
     max_age: int | None = None
+    packed_share: float | None = None
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -73,6 +77,11 @@ class PoolOptions:
             )
         if self.mode not in MODES:
             raise ValueError(f"mode must be 'pool' or 'sliding', got {self.mode!r}")
+        if self.packed_share is not None:
+            if self.mode == "pool" or not self.separate_packed:
+                raise ValueError("packed_share needs mode='sliding' and separate_packed=True")
+            if not 0 < self.packed_share < 1:
+                raise ValueError(f"packed_share must be in (0, 1), got {self.packed_share!r}")
         if self.max_age is not None:
             if self.mode == "pool":
                 raise ValueError(

@@ -182,7 +182,7 @@ class SlidingSorter:
 
     def _kind_at(self, u: float) -> tuple[int, float]:
         """The kind whose turn it is, and the quantile within it."""
-        share = self._packed_reads / self.reads
+        share = self.options.packed_share or self._packed_reads / self.reads
         kind = 1 if u < share else 0
         # The costliest samples of both kinds lie at the ends of [0, 1], where a share that differs
         # a little between ranks moves nothing; the cheapest ones meet in between.
