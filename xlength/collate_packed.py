@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from xlength.collate_images import IMAGE_FACTS, collate_images, is_image_text
 from xlength.datasets.token_rows import token_row
 from xlength.losses import IGNORE_INDEX
 from xlength.registry import FUNCTIONS, register
@@ -51,6 +52,8 @@ def packed_collate_fn(
     of ``PackedDataset``, rows of ``process_hf_dataset(use_varlen_attn=True)``) are packs and make
     one row each.
 
+    Samples of ``LLaVADataset`` bring their images along, see ``collate_images``.
+
     The first label of every sample is masked, since the token before it belongs to another sample.
     Padding stands at the end of a row and counts as one sample without labels, positions from 0 on.
 
@@ -69,12 +72,13 @@ def packed_collate_fn(
         ``input_ids``, ``labels``, ``position_ids``: (rows, length) int64; ``cu_seqlens``: (segments
         + 1,) int32, where each sample and each padding begins and ends in the flattened rows;
         ``max_seqlen``: int, the longest of these; ``lengths``: (samples,) int64, tokens of each
-        sample without padding; ``sample_ids``: (samples,) int64 where the instances carry it.
+        sample without padding; ``sample_ids``: (samples,) int64 where the instances carry it; with
+        images what ``collate_images`` makes.
 
     Raises:
         ValueError: a sample or pack is too long, has no labels or another number of them than of
-            tokens, is padded already, or has images; packs and samples are mixed; the row's length
-            does not suit ``sequence_parallel_size``.
+            tokens, is padded already, or has media in another form; packs and samples are mixed;
+            the row's length does not suit ``sequence_parallel_size``.
     """
     if not use_varlen_attn:
         raise ValueError("packed_collate_fn keeps samples apart: use_varlen_attn must be True")
@@ -85,13 +89,40 @@ def packed_collate_fn(
     rows = [[part] for part in parts] if all(packed) else _fill_rows(parts, max_length)
     width = _width(rows, pad_to_multiple_of, sequence_parallel_size)
     data = _lay_out(rows, width, pad_index)
+    if is_image_text(instances):
+        data |= _images(instances, rows, data["input_ids"].shape)
+        if return_hf_format:
+            data = {key: value for key, value in data.items() if key not in IMAGE_FACTS}
     return data if return_hf_format else {"data": data, "data_samples": None}
 
 
+def _images(
+    instances: Sequence[Mapping[str, Any]], rows: list[list[Part]], shape: torch.Size
+) -> dict[str, Any]:
+    """What ``collate_images`` makes of the samples, one after the other, and the kinds of tokens
+    laid in rows as the tokens are."""
+    bare = [{k: v for k, v in each.items() if k != "mm_token_type_ids"} for each in instances]
+    data = collate_images(bare, shape[1])
+    if any("mm_token_type_ids" in instance for instance in instances):
+        kinds = torch.zeros(shape, dtype=torch.int64)
+        left = iter(instances)
+        for i, row in enumerate(rows):
+            end = 0
+            for part, instance in zip(row, left, strict=False):
+                begin, end = end, end + len(part.input_ids)
+                if instance.get("mm_token_type_ids") is not None:
+                    kinds[i, begin:end] = torch.as_tensor(instance["mm_token_type_ids"])
+        data["mm_token_type_ids"] = kinds
+    return data
+
+
 def _part(i: int, instance: Mapping[str, Any], max_length: int | None, truncate: bool) -> Part:
-    ids, labels = token_row(instance, f"instance {i} of the batch")
+    images = is_image_text([instance])
+    ids, labels = token_row(instance, f"instance {i} of the batch", with_media=images)
+    if images and "cumulative_len" in instance:
+        raise ValueError(f"instance {i} of the batch is a pack with images; give single samples")
     if max_length is not None and len(ids) > max_length:
-        if not truncate or "cumulative_len" in instance:
+        if not truncate or images or "cumulative_len" in instance:
             raise ValueError(
                 f"instance {i} of the batch has {len(ids)} tokens, more than "
                 f"max_length={max_length}"

@@ -170,7 +170,7 @@ def test_text_only_lengths_may_be_negative():
         (lambda: Packing(8, cost="toknes"), "did you mean 'tokens'"),
         (
             lambda: Packing(8).build(np.array([3, -2]), seed=0, epoch=0, world_size=1),
-            "one modality",
+            "one column and one sign",
         ),
         (lambda: Packing(8).build(np.array([[3, 2]]), seed=0, epoch=0, world_size=1), "one column"),
         (lambda: Packing(8).build(np.array([], int), seed=0, epoch=0, world_size=1), "empty"),

@@ -21,27 +21,30 @@ def media_of(names: Iterable[str]) -> list[str]:
 
 
 def refuse_media(names: Iterable[str], where: str) -> None:
-    """Raise ValueError where a key or column holds images or other media."""
+    """Raise ValueError where a key or column holds images or other media, which cannot be packed
+    here."""
     media = media_of(names)
     if media:
         raise ValueError(
             f"{where} has {', '.join(map(repr, media))}: samples with images or other media are "
-            "not packed; batch them by a FixedBatch or TokenBudget plan"
+            "packed by a Packing plan and packed_collate_fn only, and as LLaVADataset makes them"
         )
 
 
-def token_row(row: Mapping[str, Any], where: str) -> tuple[Ints, Ints]:
+def token_row(row: Mapping[str, Any], where: str, with_media: bool = False) -> tuple[Ints, Ints]:
     """Token ids and labels of a row, (t,) int64 each.
 
     Args:
         row: with ``input_ids`` and ``labels``.
         where: names the row in an error.
+        with_media: let images and other media pass.
 
     Raises:
-        ValueError: one is missing or empty, they are not equally long, the row is padded already or
-            has media.
+        ValueError: one is missing or empty, they are not equally long, the row is padded already,
+            or has media.
     """
-    refuse_media([name for name in row if row[name] is not None], where)
+    if not with_media:
+        refuse_media([name for name in row if row[name] is not None], where)
     missing = [name for name in ("input_ids", "labels") if row.get(name) is None]
     if missing:
         raise ValueError(f"{where} has no {' and no '.join(missing)}; it has {sorted(row)}")

@@ -9,7 +9,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from xlength.models.rope_positions import packed_rope_positions, rope_owner
+from xlength.models.vlm import is_vision_language
+
 Borders = Callable[[nn.Module, Mapping[str, Any], Tensor], dict[str, Any]]
+
+_CU_SEQLENS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 _chosen: WeakKeyDictionary[nn.Module, Borders] = WeakKeyDictionary()
 
@@ -32,7 +37,7 @@ def attention_inputs(llm: nn.Module, data: Mapping[str, Any]) -> dict[str, Any]:
             ``input_ids`` and ``position_ids``, (rows, length).
 
     Returns:
-        Keyword arguments besides ``input_ids``, ``labels`` and ``position_ids``.
+        Keyword arguments to add to the batch's own, or to put in their place.
 
     Raises:
         ValueError: this model, or its attention implementation, would let samples see each other;
@@ -47,7 +52,7 @@ def attention_inputs(llm: nn.Module, data: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("a packed batch needs position_ids that restart at each sample")
     if llm not in _chosen:
         _chosen[llm] = _choose(llm, data["input_ids"].device)
-    return _chosen[llm](llm, data, borders)
+    return _inputs(llm, _chosen[llm], data, borders)
 
 
 def batch_borders(data: Mapping[str, Any]) -> Tensor | None:
@@ -72,16 +77,21 @@ def batch_borders(data: Mapping[str, Any]) -> Tensor | None:
     return torch.as_tensor(borders, dtype=torch.int32, device=data["input_ids"].device)
 
 
+def _inputs(
+    llm: nn.Module, way: Borders, data: Mapping[str, Any], borders: Tensor
+) -> dict[str, Any]:
+    inputs = way(llm, data, borders)
+    owner = rope_owner(base_model(llm))
+    if owner is not None:
+        inputs["position_ids"] = packed_rope_positions(owner, data, borders)
+    return inputs
+
+
 def _by_cu_seqlens(llm: nn.Module, data: Mapping[str, Any], borders: Tensor) -> dict[str, Any]:
     longest = data.get("max_seqlen")
     longest = int(borders.diff().max()) if longest is None else int(longest)
-    return {
-        "cu_seq_lens_q": borders,
-        "cu_seq_lens_k": borders,
-        "max_length_q": longest,
-        "max_length_k": longest,
-        "use_cache": False,
-    }
+    values = (borders, borders, longest, longest)
+    return {**dict(zip(_CU_SEQLENS, values, strict=True)), "use_cache": False}
 
 
 def _by_position_ids(llm: nn.Module, data: Mapping[str, Any], borders: Tensor) -> dict[str, Any]:
@@ -123,6 +133,7 @@ def base_model(llm: Any) -> Any:
 
 def _choose(llm: nn.Module, device: torch.device) -> Borders:
     """The first way of giving borders under which a sample does not see its pack-mate."""
+    _keep_from_vision(base_model(llm))
     name, attention = type(base_model(llm)).__name__, attention_of(llm)
     reasons = []
     modes = {module: module.training for module in llm.modules()}
@@ -144,6 +155,17 @@ def _choose(llm: nn.Module, device: torch.device) -> Borders:
         f"({'; '.join(reasons)}). Do not pack for it, or load it with another attn_implementation: "
         "'flash_attention_2', 'sdpa', 'eager'"
     )
+
+
+def _keep_from_vision(model: Any) -> None:
+    """Keep the borders of texts out of the vision tower, to which some models hand all keywords."""
+    if is_vision_language(model):
+        tower = model.get_encoder(modality="image")
+        tower.register_forward_pre_hook(_without_borders, with_kwargs=True)
+
+
+def _without_borders(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, {key: value for key, value in kwargs.items() if key not in _CU_SEQLENS}
 
 
 def _ways(llm: nn.Module, attention: str) -> list[Borders]:
@@ -175,7 +197,8 @@ def _leak(llm: nn.Module, way: Borders, probe: Probe) -> str | None:
     """How a sample's logits depend on its pack-mate when borders are given this way; None: not."""
     try:
         first, second = (
-            llm(**data, **way(llm, data, probe.borders)).logits[0, 3:] for data in probe.batches
+            llm(**{**data, **_inputs(llm, way, data, probe.borders)}).logits[0, 3:]
+            for data in probe.batches
         )
     except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
         return f"{way.__name__[1:]} fails: {type(error).__name__}: {str(error).splitlines()[0]}"
@@ -195,7 +218,9 @@ class Probe:
 
     @torch.no_grad()
     def __init__(self, llm: nn.Module, device: torch.device) -> None:
-        ids = torch.arange(1, 9, device=device)[None] % text_config(llm).vocab_size
+        special = _special_tokens(base_model(llm).config)
+        usable = [i for i in range(1, text_config(llm).vocab_size) if i not in special][:8]
+        ids = torch.tensor([(usable * 8)[:8]], device=device)
         other = torch.cat([ids[:, 3:6], ids[:, 3:]], dim=1)
         positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]], device=device)
         self.batches = [{"input_ids": each, "position_ids": positions} for each in (ids, other)]
@@ -206,6 +231,15 @@ class Probe:
         )
         exact = first.dtype in (torch.float32, torch.float64)
         self.tolerance = 2e-5 if exact else 0.05 * _change(first, second)
+
+
+def _special_tokens(config: Any) -> set[int]:
+    """Tokens that stand for images and the like, which a text cannot have."""
+    return {
+        value
+        for name, value in vars(config).items()
+        if name.endswith(("_token_id", "_token_index")) and isinstance(value, int)
+    }
 
 
 def _change(first: Tensor, second: Tensor) -> float:

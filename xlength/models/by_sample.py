@@ -31,9 +31,10 @@ def sdpa_by_sample(
     scaling: float | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each sample by itself, one call of torch's SDPA a sample.
+    """Attention of each sample by itself, one call of torch's SDPA a sample.
 
     The samples of a pack cost the sum of their squared lengths, as under flash attention, and no
     mask of the whole row is made: on a CPU several times faster than ``sdpa`` where samples are
@@ -49,6 +50,7 @@ def sdpa_by_sample(
         dropout, scaling: as in torch.
         sliding_window: tokens that a token sees, itself included; None for all before it.
         cu_seq_lens_q: (segments + 1,) borders of the samples in the flattened rows.
+        is_causal: by default what the module says; vision towers are not.
 
     Returns:
         (rows, length, heads, head size), and None.
@@ -56,6 +58,7 @@ def sdpa_by_sample(
     rows, _, length, _ = query.shape
     if key.shape[2] != length:
         raise ValueError(f"{NAME} is for training: it does not take a cache")
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     borders = _borders(rows, length, attention_mask, cu_seq_lens_q)
     flat = [tensor.transpose(1, 2).flatten(0, 1).transpose(0, 1) for tensor in (query, key, value)]
     options: dict[str, Any] = {
@@ -66,8 +69,11 @@ def sdpa_by_sample(
     parts = []
     for begin, end in pairwise(borders):
         q, k, v = (tensor[None, :, begin:end] for tensor in flat)
-        mask = _window(end - begin, sliding_window, query.device)
-        parts.append(scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, **options))
+        mask = _window(end - begin, sliding_window if causal else None, query.device)
+        part = scaled_dot_product_attention(
+            q, k, v, mask, is_causal=causal and mask is None, **options
+        )
+        parts.append(part)
     out = torch.cat(parts, dim=2)[0].transpose(0, 1)
     return out.unflatten(0, (rows, length)), None
 

@@ -145,7 +145,8 @@ class SupervisedFinetune(BaseModel):
         zero = None
         if self.vision_language is not None and mode == "loss":
             zero = self.vision_language.untouched(data)
-        outputs = self.llm(**model_inputs(data), **attention_inputs(self.llm, data))
+        inputs = {**model_inputs(data), **attention_inputs(self.llm, data)}
+        outputs = self.llm(**inputs)
         if mode == "tensor":
             return outputs
         if mode == "predict":

@@ -156,8 +156,8 @@ class Packing:
         """Samples to pack, (n,) tokens of all, and what was done to those that are too long."""
         if lengths.ndim != 1 or ((lengths > 0).any() and (lengths < 0).any()):
             raise ValueError(
-                "packing takes lengths of one modality, one column and one sign: samples with "
-                "images are not packed; use FixedBatch or TokenBudget"
+                "packing takes lengths of one column and one sign: to pack samples with and "
+                "without images together, give length_property='length'"
             )
         sizes = check_lengths(lengths, self.max_length)
         if not len(sizes):
