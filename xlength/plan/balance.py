@@ -82,10 +82,16 @@ def _in_turn(steps: Ints, costs: NDArray[Any], accumulate: int, rng: np.random.R
         place = np.where(waiting > _UNEVEN, -slowest, 1 + rng.random_sample(len(steps)))
         steps = steps[np.argsort(place, kind="stable")]
         slowest = costs[steps].max(axis=1)
-    # Steps that do not fill an optimiser step stay at the end.
+    # Steps that do not fill an optimiser step stay at the end, but for the costliest of all.
     updates = -(-len(steps) // accumulate)
     whole = max(1, len(steps) // accumulate)
-    first = min(int(np.argmax(slowest)) // accumulate, whole - 1)
+    costliest = int(np.argmax(slowest))
+    if costliest >= whole * accumulate:
+        steps, slowest = steps.copy(), slowest.copy()
+        for rows in (steps, slowest):
+            rows[[0, costliest]] = rows[[costliest, 0]]
+        costliest = 0
+    first = costliest // accumulate
     others = rng.permutation(np.delete(np.arange(whole), first))
     turns = np.concatenate([[first], others, np.arange(whole, updates)]).astype(np.int64)
     order = (turns[:, None] * accumulate + np.arange(accumulate)).ravel()
