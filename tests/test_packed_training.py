@@ -95,8 +95,8 @@ def test_a_packed_data_set_trains_under_any_sampler(sampler, tmp_path):
     assert {i for step in watch.samples for i in step} == set(range(60))
 
 
-def test_a_packed_stream_trains_without_a_seam(tmp_path):
-    loader = dict(
+def stream_loader():
+    return dict(
         batch_size=1,
         num_workers=2,
         dataset=dict(
@@ -109,6 +109,20 @@ def test_a_packed_stream_trains_without_a_seam(tmp_path):
         sampler=None,
         collate_fn=PACKED,
     )
-    watch, _ = train(tmp_path, dict(type="TrainLoop", max_iters=40), loader, Samples())
+
+
+def test_a_packed_stream_trains_without_a_seam(tmp_path):
+    watch, _ = train(tmp_path, dict(type="TrainLoop", max_iters=40), stream_loader(), Samples())
     seen = [i for step in watch.samples for i in step]
     assert len(watch.samples) == 40 and set(seen) == set(range(60))
+
+
+def test_a_packed_stream_that_is_killed_continues_at_the_next_pack(tmp_path):
+    loop = dict(type="TrainLoop", max_iters=20)
+    hooks = dict(checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=5))
+    whole, _ = train(tmp_path / "whole", loop, stream_loader(), Samples())
+    train(tmp_path / "cut", loop, stream_loader(), Samples(stop_after=12), default_hooks=hooks)
+    rest, _ = train(
+        tmp_path / "cut", loop, stream_loader(), Samples(), default_hooks=hooks, resume=True
+    )
+    assert rest.samples == whole.samples[10:]

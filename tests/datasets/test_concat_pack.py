@@ -6,6 +6,8 @@ import datasets
 import numpy as np
 import pytest
 
+from xlength.collate import default_collate_fn
+from xlength.collate_packed import packed_collate_fn
 from xlength.datasets import concat_pack
 from xlength.datasets.concat_pack import pack_dataset
 
@@ -176,6 +178,18 @@ def test_types_are_kept_and_empty_rows_are_passed_over():
     rows = {"input_ids": [[], [1, 2], [], [3]], "labels": [[], [1, 2], [], [3]]}
     result = pack_dataset(datasets.Dataset.from_dict(rows, features=features), 2, False, False)
     assert list(result["input_ids"]) == [[1, 2], [3]] and result.features == features
+
+
+def test_packs_keep_what_the_collate_functions_need_and_nothing_else():
+    source = datasets.Dataset.from_list(
+        [{**row, "text": "?", "length": 1} for row in rows_of(9, 2)]
+    )
+    packs = pack_dataset(source, 64, True)
+    assert packs.column_names == list(NAMES)
+    batch = default_collate_fn([packs[0]], use_varlen_attn=True)["data"]
+    assert batch["cumulative_len"][0].tolist() == packs[0]["cumulative_len"]
+    batch = packed_collate_fn([packs[0], packs[1]])["data"]
+    assert batch["lengths"].sum() == 128 and batch["input_ids"].shape == (2, 64)
 
 
 @pytest.mark.parametrize(

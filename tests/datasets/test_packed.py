@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from xlength.collate import default_collate_fn
 from xlength.collate_packed import packed_collate_fn
 from xlength.datasets.packed import PackedDataset
 from xlength.lengths import get_lengths
@@ -71,6 +72,15 @@ def test_an_item_holds_its_pack_with_borders():
     assert item["cumulative_len"].tolist() == [0, 3, 5] and item["cumulative_len"].dtype == np.int32
     assert item["sample_ids"].tolist() == [0, 1] and item["starts"].tolist() == [0, 0]
     assert {item[key].dtype for key in ("input_ids", "labels", "position_ids")} == {np.dtype("i8")}
+
+
+def test_xtuners_batch_of_one_pack_stays_available():
+    packed = PackedDataset(Rows([3, 2]), 5)
+    data = default_collate_fn([packed[0]], use_varlen_attn=True)["data"]
+    assert data["input_ids"].tolist() == [[0, 1, 2, 1000, 1001]]
+    assert data["position_ids"].tolist() == [[0, 1, 2, 0, 1]]
+    assert [ends.tolist() for ends in data["cumulative_len"]] == [[0, 3, 5]]
+    assert data["max_seqlen"] == 3
 
 
 def test_nothing_is_read_before_an_item_is_asked_for():

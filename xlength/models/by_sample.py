@@ -13,10 +13,12 @@ NAME = "sdpa_by_sample"
 
 
 def register_sdpa_by_sample() -> None:
-    """Make ``attn_implementation='sdpa_by_sample'`` known to transformers. Idempotent."""
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
+    """Make this ``attn_implementation`` known to transformers (4.53 or newer). Idempotent."""
+    try:
+        from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    except ImportError:
+        return
     ALL_ATTENTION_FUNCTIONS.register(NAME, sdpa_by_sample)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, flash_attention_mask)
 
