@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``xlength bench``."""
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=f"{', '.join(TOPICS)} or all")
     parser.add_argument("--lengths", help="your own lengths (.npy) instead of made ones")
+    parser.add_argument("--data", help="your own chat rows (.jsonl[.gz]) for tokenize")
     parser.add_argument("--json", help="write the rows, versions and the command to this file")
     parser.add_argument("--quick", action="store_true", help="smaller inputs, to see that it runs")
     parser.add_argument("--seed", type=int, default=0)
