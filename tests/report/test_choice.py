@@ -44,12 +44,15 @@ def drawn(config):
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.strategy.name for row in ROWS])
+@pytest.mark.parametrize("batch_sampler", ["", "    batch_sampler=None,\n"], ids=["", "none"])
 @pytest.mark.parametrize("merge", [False, True], ids=["update", "merge"])
-def test_pasted_lines_give_the_batches_that_were_simulated(row, merge, tmp_path):
-    lines = config_lines(row, SETTING, merge=merge)
-    (tmp_path / "base.py").write_text(BASE)
+def test_pasted_lines_give_the_batches_that_were_simulated(row, merge, batch_sampler, tmp_path):
+    base = BASE.replace("    num_workers", f"{batch_sampler}    num_workers")
+    (tmp_path / "base.py").write_text(base)
+    keys = list(Config.fromfile(tmp_path / "base.py").train_dataloader) if merge else None
+    lines = config_lines(row, SETTING, merge=keys)
     path = tmp_path / "config.py"
-    path.write_text(f"_base_ = ['base.py']\n{lines}" if merge else BASE + lines)
+    path.write_text(f"_base_ = ['base.py']\n{lines}" if merge else base + lines)
     assert assigns_loader(path)
     config = Config.fromfile(path)
     plan = row.strategy.build(0, None)
@@ -73,7 +76,7 @@ def test_lines_are_formatted_as_ruff_would():
     if subprocess.run([*ruff[:3], "--version"], capture_output=True).returncode:
         pytest.skip("ruff is not installed")
     for row in ROWS:
-        for merge in (False, True):
+        for merge in (None, ["sampler"], ["sampler", "collate_fn"]):
             lines = config_lines(row, SETTING, merge=merge)
             done = subprocess.run(ruff, input=lines, capture_output=True, text=True, check=True)
             assert done.stdout == lines

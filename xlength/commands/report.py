@@ -61,11 +61,10 @@ def _positive(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the table; write JSON, page and figures where asked."""
+    """Write JSON, page and figures where asked; print the table."""
     from xlength.report.table import print_report
 
     report = make_report(args)
-    print_report(report)
     if args.json:
         _write(Path(args.json), json.dumps(report.as_dict(), indent=1) + "\n")
     if args.html:
@@ -76,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         from xlength.report.figures import write_png
 
         write_png(report, Path(args.png))
+    print_report(report)
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from xlength.plan.cost import TOKENS
@@ -72,7 +72,10 @@ def _about_memory(row: Row, base: Row) -> str:
 
 
 def config_lines(
-    row: Row, setting: Setting, length_property: str = "length", merge: bool = False
+    row: Row,
+    setting: Setting,
+    length_property: str = "length",
+    merge: Collection[str] | None = None,
 ) -> str:
     """Python to paste at the end of a config.
 
@@ -80,8 +83,8 @@ def config_lines(
         row: what to switch on.
         setting: the batch size is written where the strategy takes one.
         length_property: the sampler's.
-        merge: for a file that gets ``train_dataloader`` from its ``_base_``: assign it anew, to be
-            merged, instead of updating what the file has.
+        merge: for a file that gets ``train_dataloader`` from its ``_base_``, the keys that it has
+            there: it is assigned anew, to be merged. None updates what the file itself has.
     """
     name = row.strategy.name
     plan: dict[str, Any] = {"type": f"xlength.{name}", **row.strategy.options}
@@ -102,9 +105,10 @@ def config_lines(
         loader["sampler"]["length_property"] = length_property
     if name == "Packing":
         loader["collate_fn"] = dict(type="xlength.packed_collate_fn")
-    if merge:
-        for key in {"sampler", "collate_fn"} & set(loader):
-            loader[key] = {"_delete_": True, **loader[key]}
+    if merge is not None:
+        for key, value in loader.items():
+            if isinstance(value, dict) and key in merge:
+                loader[key] = {"_delete_": True, **value}
         return f"train_dataloader = {source(loader)}\n"
     return f"train_dataloader.update{source(loader)[4:]}\n"
 

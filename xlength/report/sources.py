@@ -30,7 +30,7 @@ class Source:
         length_property: where a sampler finds them.
         strategy: what a config does now.
         batch_size, accumulate: a config's.
-        merge: the lines to paste are to be merged into a ``_base_`` config.
+        merge: where the loader comes from a ``_base_`` config, its keys; see ``config_lines``.
         notes: warnings of the measurement.
     """
 
@@ -43,7 +43,7 @@ class Source:
     strategy: Strategy | None = None
     batch_size: int | None = None
     accumulate: int = 1
-    merge: bool = False
+    merge: Sequence[str] | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -128,7 +128,8 @@ def from_config(
     source.batch_size = _int(loader.get("batch_size"))
     wrapper = cfg.get("optim_wrapper") or {}
     source.accumulate = _int(wrapper.get("accumulative_counts")) or 1
-    source.merge = not assigns_loader(Path(cfg.filename))
+    if not assigns_loader(Path(cfg.filename)):
+        source.merge = list(loader)
     return source
 
 
