@@ -204,8 +204,9 @@ def test_batches_are_encoded_as_single_texts_also_after_padding_and_truncation_w
             upper = [t.upper() for t in text] if isinstance(text, list) else text.upper()
             return super()._encode_plus(upper, *args, **kwargs)
 
-        def _batch_encode_plus(self, texts, *args, **kwargs):  # of transformers 4
-            return super()._batch_encode_plus([t.upper() for t in texts], *args, **kwargs)
+        def _batch_encode_plus(self, batch_text_or_text_pairs, **kwargs):  # of transformers 4
+            upper = [t.upper() for t in batch_text_or_text_pairs]
+            return super()._batch_encode_plus(upper, **kwargs)
 
     shouting = Shouting(tokenizer_object=tokenizer.backend_tokenizer)
     loud = [shouting.encode(one, add_special_tokens=False) for one in texts]
