@@ -76,29 +76,22 @@ def deal(
 def _in_turn(steps: Ints, costs: NDArray[Any], accumulate: int, rng: np.random.RandomState) -> Ints:
     """The costliest step, or optimiser step, first, all others shuffled."""
     slowest = costs[steps].max(axis=1)
-    if accumulate > 1:
-        waiting = 1 - costs[steps].mean(axis=1) / np.maximum(slowest, 1e-300)
-        # Those in which ranks would wait, by falling cost; then all others, shuffled.
-        place = np.where(waiting > _UNEVEN, -slowest, 1 + rng.random_sample(len(steps)))
-        steps = steps[np.argsort(place, kind="stable")]
-        slowest = costs[steps].max(axis=1)
-    # Steps that do not fill an optimiser step stay at the end, but for the costliest of all.
-    updates = -(-len(steps) // accumulate)
-    whole = max(1, len(steps) // accumulate)
-    costliest = int(np.argmax(slowest))
-    if costliest >= whole * accumulate:
-        steps, slowest = steps.copy(), slowest.copy()
-        for rows in (steps, slowest):
-            rows[[0, costliest]] = rows[[costliest, 0]]
-        costliest = 0
-    first = costliest // accumulate
-    others = rng.permutation(np.delete(np.arange(whole), first))
-    turns = np.concatenate([[first], others, np.arange(whole, updates)]).astype(np.int64)
+    first = int(np.argmax(slowest))
+    if accumulate == 1:
+        others = rng.permutation(np.delete(np.arange(len(steps)), first))
+        shuffled: Ints = steps[np.append(first, others)]
+        return shuffled
+    # Those in which ranks would wait come by falling cost, then all others, shuffled.
+    waiting = 1 - costs[steps].mean(axis=1) / np.maximum(slowest, 1e-300)
+    place = np.where(waiting > _UNEVEN, -slowest, 1 + rng.random_sample(len(steps)))
+    place[first] = -np.inf
+    steps = steps[np.argsort(place, kind="stable")]
+    # Steps that do not fill an optimiser step stay at the end.
+    updates, whole = -(-len(steps) // accumulate), len(steps) // accumulate
+    turns = np.arange(updates)
+    turns[1:whole] = rng.permutation(turns[1:whole])
     order = (turns[:, None] * accumulate + np.arange(accumulate)).ravel()
-    order = order[order < len(steps)]
-    head = order[:accumulate]
-    order[:accumulate] = head[np.argsort(-slowest[head], kind="stable")]
-    result: Ints = steps[order]
+    result: Ints = steps[order[order < len(steps)]]
     return result
 
 

@@ -74,7 +74,8 @@ class Cost:
             return result
         if not any(self.sequence[1:]):
             return result[:, 0]
-        return np.ceil(result @ np.array(self.sequence) - 1e-9).astype(np.int64)
+        tokens: NDArray[Any] = np.ceil(result @ np.array(self.sequence) - 1e-9).astype(np.int64)
+        return tokens
 
     def of(self, lengths: NDArray[Any]) -> NDArray[np.float64]:
         """Lengths in tokens, of either sign, (n,) or (n, k) -> (n,) float64 costs."""
