@@ -154,6 +154,16 @@ def test_a_map_function_may_be_a_function_a_lambda_a_path_or_a_registered_name()
         process(rows, dataset_map_fn="open_ai_map_fn")
 
 
+def test_messages_whose_keys_and_types_differ_from_row_to_row_are_read(tmp_path):
+    rows = chats(30)
+    rows[3]["messages"][0] |= {"name": "Ann", "extra": {"a": [1, "2"]}}
+    rows[7]["messages"][-1] |= {"loss": True, "extra": 5}
+    source = write(tmp_path / "a.jsonl", rows)
+    dataset = process(source)
+    assert dataset["input_ids"][:] == process(chats(30))["input_ids"][:]
+    assert dataset[7]["messages"][-1]["extra"] == 5
+
+
 # Columns
 
 

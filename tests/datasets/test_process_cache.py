@@ -8,11 +8,14 @@ import sys
 
 import numpy as np
 import pytest
-from datasets import Dataset, load_dataset
+from datasets import Dataset, disable_caching, enable_caching, load_dataset
 
 from tests.datasets.samples import chats, small_tokenizer
 from xlength import PROMPT_TEMPLATE, openai_map_fn, process_hf_dataset, template_map_fn_factory
+from xlength.datasets import tokenize
 from xlength.datasets.hashing import content_hash, tokenizer_hash
+
+ENCODE_TEXTS = tokenize.encode_texts
 
 START = """
 import sys, functools
@@ -189,6 +192,25 @@ def test_what_cannot_be_hashed_is_never_found_again_and_says_so(log_lines):
     generator = (i for i in range(3))
     assert content_hash(generator) != content_hash(generator)
     assert any("cannot be hashed" in line for line in log_lines)
+
+
+def test_nothing_is_read_from_the_cache_where_datasets_is_told_not_to(monkeypatch):
+    calls = []
+
+    def encode_texts(*args):
+        calls.append(1)
+        return ENCODE_TEXTS(*args)
+
+    monkeypatch.setattr(tokenize, "encode_texts", encode_texts)
+    rows = chats(4, seed=11)
+    assert prepare(rows) == prepare(rows) and len(calls) == 1
+    disable_caching()
+    try:
+        prepare(rows)
+    finally:
+        enable_caching()
+    assert len(calls) == 2
+    assert prepare(rows) and len(calls) == 2
 
 
 def test_a_source_loaded_twice_is_found_again(tmp_path):

@@ -153,6 +153,14 @@ def test_turns_of_another_map_function_are_written_by_it_too():
     assert trained_texts(dataset[0], tokenizer) == ["dogs<|im_end|>"]
 
 
+def test_rows_that_are_conversations_already_need_no_map_function():
+    rows = [{"conversation": [{"system": "s", "input": "fox", "output": "dogs"}]}]
+    dataset, tokenizer = process(rows, dataset_map_fn=None)
+    assert tokenizer.decode(dataset[0]["input_ids"]).count("<|im_start|>") == 3
+    with pytest.raises(ValueError, match="needs input_ids_with_output=True"):
+        process(rows, dataset_map_fn=None, input_ids_with_output=False)
+
+
 @pytest.mark.parametrize("metaspace", [False, True])
 def test_image_marks_in_questions_become_the_image_index(metaspace):
     chat = [

@@ -81,11 +81,10 @@ def find_callable(name: Any, what: str) -> Callable[..., Any]:
         if name.removeprefix("xlength.") in known:
             return known[name.removeprefix("xlength.")]
     path = _SHORT.get(name, name)
-    found_there = get_object_from_string(path) if path.replace(".", "").isidentifier() else None
-    if found_there is None and "." in path:
-        found_there = DATASETS.get(path)
-    if callable(found_there):
-        return found_there
+    if "." in path and all(part.isidentifier() for part in path.split(".")):
+        imported = get_object_from_string(path) or DATASETS.get(path)
+        if callable(imported):
+            return imported
     names: Iterable[str] = [key for known in _registered() for key in known]
     near = difflib.get_close_matches(name, [*names, *_SHORT], n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""

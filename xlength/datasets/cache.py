@@ -32,6 +32,11 @@ def exists(folder: Path) -> bool:
     return (folder / _STATE).is_file()
 
 
+def remove(folder: Path) -> None:
+    """Forget the rows, if there are any. Processes that read them keep what they mapped."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def write(
     folder: Path,
     rows: Dataset,
@@ -75,7 +80,7 @@ def write(
         del made  # it maps the files that are moved now
         (temporary / _STATE).write_text(json.dumps(state), encoding="utf-8")
         if not exists(folder):
-            shutil.rmtree(folder, ignore_errors=True)  # what a user deleted in part
+            remove(folder)  # what a user deleted in part
         try:
             os.replace(temporary, folder)
         except OSError:

@@ -43,8 +43,8 @@ class ChatEncoder:
         tokenizer: of transformers, with a chat template.
         max_length: longer rows are cut at their end.
         with_image_token: put -200 where a message that is not trained has ``<image>``.
-        messages_column: take the messages of the rows as they are, and their ``tools``, instead of
-            turns made by a map function.
+        messages_column: take the ``messages`` of the rows as they are, and their ``tools``, where
+            they have them, instead of turns.
 
     Raises:
         ValueError: there is no chat template, it loses plain text, or the tokenizer is of neither
@@ -90,7 +90,7 @@ class ChatEncoder:
         Raises:
             ValueError: the row cannot be written; the message says why.
         """
-        if self.messages_column:
+        if self.messages_column and ("messages" in row or not turns):
             messages, tools = _messages(row), _tools(row)
         else:
             messages, tools = _from_turns(turns), None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Features, Value, is_caching_enabled
 from mmengine.logging import print_log
 from numpy.typing import NDArray
 
@@ -57,6 +57,8 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     rows, origin = sample_rows(source, recipe.max_dataset_length)
     map_fn, template_fn, encoder, how = resolve(recipe)
     folder = folder_of(source, rows, how)
+    if not is_caching_enabled():
+        cache.remove(folder)
     if cache.exists(folder):
         print_log(f"process_hf_dataset: rows prepared before, in {folder}", logger="current")
         return folder
@@ -165,6 +167,8 @@ def resolve(recipe: Recipe) -> tuple[Any, Any, Encoder | None, list[Any]]:
     if recipe.do_dataset_tokenization:
         tokenizer = build(recipe.tokenizer, "tokenizer")
         if is_chat_template(template):
+            if not recipe.input_ids_with_output:
+                raise ValueError("template 'tokenizer' needs input_ids_with_output=True")
             template_fn = None
             options["messages_column"] = map_fn is None or map_fn is openai_map_fn
             encoder = ChatEncoder(tokenizer, **options)
