@@ -88,6 +88,20 @@ class TokenWeightedLoss:
         assert self._reported is not None
         return loss * (num_tokens * self._weight).to(loss.dtype), self._reported
 
+    def state(self) -> tuple[Tensor | None, Tensor | None]:
+        """What the next optimiser step takes over from the last one; see ``restore``."""
+        return self._weight, self._reported
+
+    def restore(self, weight: float, reported: float, like: Tensor) -> None:
+        """Continue from the numbers of ``state``, so that a resumed run rounds as the first did.
+
+        Args:
+            weight, reported: as numbers.
+            like: a parameter; gives the device.
+        """
+        self._weight = torch.tensor(weight, dtype=_wide(like), device=like.device)
+        self._reported = torch.tensor(reported, dtype=torch.float32, device=like.device)
+
     def _add(self, loss: Tensor, num_tokens: Tensor) -> None:
         loss_sum = loss.detach().to(_wide(loss)) * num_tokens
         self._loss_sum = loss_sum if self._loss_sum is None else self._loss_sum + loss_sum

@@ -25,6 +25,7 @@ from xlength.runtime.position import (
     optimiser_has_stepped,
 )
 from xlength.runtime.random_state import random_states
+from xlength.runtime.wrappers import unwrapped
 from xlength.samplers.check import accumulative_counts_of
 
 KEY = "data_state"
@@ -65,7 +66,7 @@ class DataStateHook(Hook):
         self._built_with: int | None = None
         self._bases: dict[int, tuple[dict[str, Any], int]] = {}
         self._now = self._consumed = Position()
-        self._taken: dict[str, Any] = {}
+        self._taken: dict[str, Any] = {"loss": None}
         self._is_lost = False
 
     def before_run(self, runner: Any) -> None:
@@ -160,9 +161,10 @@ class DataStateHook(Hook):
     def _mark(self, runner: Any) -> None:
         """All up to now is consumed; what the next optimiser step changes is noted."""
         self._consumed = self._now
-        self._taken = {}
+        weighted = getattr(unwrapped(runner.model), "token_weighted_loss", None)
+        self._taken = {"loss": None if weighted is None else weighted.state()}
         if accumulative_counts_of(runner) > 1:
-            self._taken = {"random": random_states(), "optimiser": learning_rates(runner)}
+            self._taken |= {"random": random_states(), "optimiser": learning_rates(runner)}
 
     def _publish(self, runner: Any, due: bool) -> None:
         position, loader = self._consumed, runner.train_dataloader
@@ -179,6 +181,9 @@ class DataStateHook(Hook):
         if position != self._now:
             state["optimiser"] = self._taken["optimiser"]
         if due:
+            loss = self._taken["loss"]
+            if loss is not None and loss[0] is not None:
+                state["loss"] = [float(number) for number in loss]
             mine = {
                 "random": self._taken["random"] if position != self._now else random_states(),
                 "stream": self._stream_state(loader, position),
@@ -192,8 +197,7 @@ class DataStateHook(Hook):
         sampler, _ = sampler_of(runner.train_dataloader)
         if not hasattr(sampler, "left"):
             return
-        total = sampler.state_dict()["step"] + sampler.left()
-        self._bases[sampler.epoch] = sampler.state_dict(0), total
+        self._bases[sampler.epoch] = sampler.state_dict(0), sampler.epoch_length()
         for epoch in sorted(self._bases)[:-2]:
             del self._bases[epoch]
 

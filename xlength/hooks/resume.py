@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mmengine.dist import get_rank
+from mmengine.hooks import IterTimerHook, RuntimeInfoHook
 from mmengine.logging import print_log
 
 from xlength.datasets.stream_state import merge_states
@@ -23,6 +24,7 @@ from xlength.runtime.position import (
     restore_learning_rates,
 )
 from xlength.runtime.random_state import restore_random_states, seed_everything
+from xlength.runtime.wrappers import unwrapped
 
 
 class Resume:
@@ -66,6 +68,10 @@ class Resume:
         epoch, step, left = self._place()
         iteration = self.saved["iter"] if self._is_ours else self.loop.iter
         position = Position(epoch, step, iteration)
+        model = unwrapped(self.runner.model)
+        weighted = getattr(model, "token_weighted_loss", None)
+        if weighted is not None and "loss" in self.saved:
+            weighted.restore(*self.saved["loss"], like=next(model.parameters()))
         if self._is_ours:
             self._begin_ours(position, left)
         else:
@@ -185,6 +191,9 @@ class Resume:
         if "optimiser" in self.saved:
             restore_learning_rates(runner, self.saved["optimiser"])
         runner.optim_wrapper.initialize_count_status(runner.model, position.iter, loop.max_iters)
+        for hook in runner.hooks:  # they have noted the iteration of the checkpoint
+            if isinstance(hook, (IterTimerHook, RuntimeInfoHook)):
+                hook.before_train(runner)
 
     def _rest(self, position: Position) -> Iterable[Any]:
         """What is left of the epoch."""
@@ -205,10 +214,13 @@ class Resume:
         if self._ahead:
             self._warn(
                 "The checkpoint was written in the middle of gradient accumulation, and its "
-                f"gradients are lost: {_OURS} does those micro-steps again."
+                "gradients are lost: use xlength.TrainLoop, which does those micro-steps again."
             )
         if is_stream(self.loader) and not self._stream_is_placed:
-            self._warn(f"The training data are a stream without a saved position: {_OURS}.")
+            self._warn(
+                f"{type(loop).__name__} reads the stream from its beginning, since it has no saved "
+                "position: use xlength.TrainLoop and a stream of xlength."
+            )
         elif self._by_iter:
             new = hasattr(loop.dataloader_iterator, "skip_iter")
             passed = 0 if new else loop.iter
@@ -224,8 +236,8 @@ class Resume:
         elif position.step and not (hasattr(sampler, "left") or is_stream(self.loader)):
             self._warn(
                 f"{type(sampler).__name__} keeps no state, so that {type(loop).__name__} begins "
-                f"epoch {position.epoch} anew, which repeats {position.step} batches: {_OURS} does "
-                "not."
+                f"epoch {position.epoch} anew, which repeats {position.step} batches: use "
+                "xlength.TrainLoop."
             )
 
     def _tell_about_schedules(self) -> None:
@@ -241,4 +253,3 @@ class Resume:
 
 
 _ANEW = "custom_hooks=[dict(type='xlength.DataStateHook', strict=False)]"
-_OURS = "train_cfg=dict(type='xlength.TrainLoop', ...)"

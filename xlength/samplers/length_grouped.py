@@ -157,8 +157,13 @@ class LengthGroupedSampler(Sampler[int]):
 
     def left(self) -> int:
         """Samples that the next iterator gives: fewer than ``len()`` after ``load_state_dict``."""
+        return self.epoch_length() - self._start
+
+    def epoch_length(self) -> int:
+        """Samples of this rank in the present epoch; not ``len()`` where other numbers of ranks
+        began it: then those since the last change."""
         size = len(self.order(self.epoch)) if self._history else self.total_size
-        return len(range(self.rank, size, self.world_size)) - self._start
+        return len(range(self.rank, size, self.world_size))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch's order. A loaded position is kept only if it belongs to this epoch."""
@@ -234,7 +239,7 @@ class LengthGroupedSampler(Sampler[int]):
         if fits:
             self._history = history_of(state, self.world_size)
             if state["world_size"] == self.world_size:
-                self._start = self._yielded = step_of(state, self.left())
+                self._start = self._yielded = step_of(state, self.epoch_length())
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -162,7 +162,12 @@ class PlanSampler(Sampler[list[int]]):
 
     def left(self) -> int:
         """Batches that the next iterator gives: fewer than ``len()`` after ``load_state_dict``."""
-        return self.epoch_plan().num_steps - self._start
+        return self.epoch_length() - self._start
+
+    def epoch_length(self) -> int:
+        """Batches of the present epoch; not ``len()`` where other numbers of ranks began it: then
+        those since the last change."""
+        return self.epoch_plan().num_steps if self._history else self.num_steps
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch. A loaded position is kept only if it belongs to this epoch."""
@@ -210,7 +215,7 @@ class PlanSampler(Sampler[list[int]]):
         if fits:
             self._history = history_of(state, self.world_size)
             if state["world_size"] == self.world_size:
-                self._start = self._yielded = step_of(state, self.epoch_plan().num_steps)
+                self._start = self._yielded = step_of(state, self.epoch_length())
 
 
 @register(DATA_SAMPLERS)
