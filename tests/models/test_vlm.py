@@ -85,6 +85,16 @@ def test_a_step_without_an_image_leaves_the_vision_side_and_the_loss_as_they_are
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)
+def test_weights_in_bfloat16_train_on_images_and_texts(folder: Path, family: str) -> None:
+    model = SupervisedFinetune(families.model(family).to(torch.bfloat16)).train()
+    for indices in ((0, 1, 2), (2,)):
+        loss = model(batch(folder, family, *indices))["loss"]
+        assert torch.isfinite(loss)
+        loss.backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
 def test_a_blank_image_is_one_that_the_model_takes_and_is_small(family: str) -> None:
     model = families.model(family)
     blank = blank_image(model, torch.float32, torch.device("cpu"))

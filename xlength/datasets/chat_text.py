@@ -3,10 +3,12 @@ trained."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from mmengine.logging import print_log
 from numpy.typing import NDArray
 
 from xlength.datasets.json_rows import RowError
@@ -20,6 +22,11 @@ Ints = NDArray[np.int64]
 _REWRITES = (
     "the chat template renders earlier answers otherwise when the conversation goes on, so what "
     "the assistant said cannot be found; give another chat_template"
+)
+
+_ENDLESS = (
+    "The chat template writes nothing behind an answer, so the model will not learn to stop; a "
+    "template that does can be given as template= or chat_template=."
 )
 
 
@@ -50,6 +57,7 @@ class ChatText:
         self._names = dict(processor.tokenizer.special_tokens_map)
         self._render: Callable[..., str] | None = None
         self._as_parts = True
+        self._writes_newline = False
         self._check()
         self._one_answer = not self._keeps_answers()
         bos = processor.tokenizer.bos_token
@@ -76,6 +84,8 @@ class ChatText:
         num_images = sum(
             part["type"] == "image" for message in messages for part in message["content"]
         )
+        if self._writes_newline:
+            text = text.replace(f"{self.image_token}\n\n", f"{self.image_token}\n")
         found = text.count(self.image_token)
         if found != num_images:
             raise RowError(
@@ -176,6 +186,10 @@ class ChatText:
                 problem = error
                 continue
             if "PROBE" in text and "ANSWER" in text and "'type'" not in text:
+                # LLaVA's "<image>\\n" brings a line end too; one is what the model knows.
+                self._writes_newline = f"{self.image_token}\nPROBE" in text
+                if text.rstrip().endswith("ANSWER"):
+                    print_log(_ENDLESS, "current", logging.WARNING)
                 return
         raise ValueError(
             f"the chat template cannot render an image with a text: {problem or 'the text is lost'}"

@@ -10,6 +10,8 @@ import base64
 import binascii
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -83,21 +85,17 @@ def _pillow() -> Any:
     return Image
 
 
-class _named:  # noqa: N801
+@contextmanager
+def _named(source: str) -> Iterator[None]:
     """Turns whatever Pillow raises into one ImageError that names the image."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if error is None or not isinstance(error, Exception) or isinstance(error, MemoryError):
-            return
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
         unknown = type(error).__name__ == "UnidentifiedImageError"
         reason = "no image that Pillow knows" if unknown else str(error) or type(error).__name__
-        raise ImageError(f"{describe(self.source)}: broken image: {reason}") from error
+        raise ImageError(f"{describe(source)}: broken image: {reason}") from error
 
 
 def _opened(source: str) -> BinaryIO:

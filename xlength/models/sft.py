@@ -79,12 +79,12 @@ class SupervisedFinetune(BaseModel):
             raise ValueError(
                 f"loss_reduction must be one of {LOSS_REDUCTIONS}, got {loss_reduction!r}"
             )
-        if peft_model is not None and lora is None:
-            raise ValueError("peft_model needs lora, the config of the adapters it holds")
         self.loss_reduction = loss_reduction
         self.token_weighted_loss = TokenWeightedLoss()
         self.use_varlen_attn = use_varlen_attn
         self.use_lora = any(each is not None for each in (lora, llm_lora, visual_encoder_lora))
+        if peft_model is not None and not self.use_lora:
+            raise ValueError("peft_model needs lora, the config of the adapters it holds")
         self.saves_trained_only = self.use_lora or freeze_llm or freeze_visual_encoder
         self.llm = build_language_model(llm, max_position_embeddings)
         if tokenizer is not None:
