@@ -77,18 +77,29 @@ def _one_line(facts: dict[str, Any]) -> str:
 
 
 def _print_table(topic: str, rows: list[dict[str, Any]]) -> None:
+    """One table for each kind of rows: those with the same columns."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    columns = list(dict.fromkeys(key for row in rows for key in row if key != "note"))
-    table = Table(title=f"xlength bench {topic}", title_justify="left")
-    for column in columns:
-        number = all(isinstance(row.get(column, 0), (int, float)) for row in rows)
-        table.add_column(column.replace("_", " "), justify="right" if number else "left")
-    for row in rows:
-        table.add_row(*(_cell(row.get(column)) for column in columns))
     console = Console()
-    console.print(table)
+    kinds: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        columns = tuple(key for key, value in row.items() if key != "note" and value is not None)
+        kinds.setdefault(columns, []).append(row)
+    for columns, alike in kinds.items():
+        table = Table(title=f"xlength bench {topic}", title_justify="left", box=box.SIMPLE_HEAD)
+        for column in columns:
+            number = all(isinstance(row[column], (int, float)) for row in alike)
+            words = column.replace("_", " ")
+            widest = max(map(len, (*words.split(), *(_cell(row[column]) for row in alike))))
+            table.add_column(
+                words, justify="right" if number else "left", min_width=min(widest, 48)
+            )
+        for row in alike:
+            table.add_row(*(_cell(row[column]) for column in columns))
+        needed = console.measure(table).minimum
+        Console(width=max(console.width, needed)).print(table, crop=False)
     for note in dict.fromkeys(row["note"] for row in rows if row.get("note")):
         console.print(note, style="dim")
 
