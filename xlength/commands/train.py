@@ -2,7 +2,8 @@
 
 CONFIG is a file or the name of a config that comes with xlength (see xlength list-cfg). The
 process ends with code 0 after a whole run, 2 on a mistake in the arguments or the config, 1 after
-a crash.
+a crash, 75 after SIGTERM: then it has saved a checkpoint at the end of the running step, and
+--resume continues exactly there. A second SIGTERM ends it at once.
 """
 
 from __future__ import annotations

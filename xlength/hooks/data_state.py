@@ -12,7 +12,7 @@ from mmengine.logging import print_log
 from xlength.hooks.resume import Resume
 from xlength.loops import TrainLoop
 from xlength.registry import HOOKS, register
-from xlength.runtime.host_group import HostGroup
+from xlength.runtime.host_group import HostGroup, configured_timeout
 from xlength.runtime.loaders import is_stream, sampler_of
 from xlength.runtime.position import (
     EpochIterator,
@@ -76,7 +76,7 @@ class DataStateHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Position loop, loader and random states, where the run is resumed."""
-        self._group = HostGroup("the position of every rank")
+        self._group = HostGroup("the position of every rank", configured_timeout(runner))
         saved = runner.message_hub.get_info(KEY)
         self._bases = {}
         self._now = Position(runner.epoch, 0, runner.iter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,12 @@ from mmengine.logging import print_log
 from numpy.typing import NDArray
 
 TIMEOUT_SECONDS = 600
+
+
+def configured_timeout(runner: Any) -> float:
+    """Seconds that a run waits for a rank: ``env_cfg.dist_cfg.timeout``, or the default here."""
+    dist_cfg = runner.cfg.get("env_cfg", {}).get("dist_cfg") or {}
+    return float(dist_cfg.get("timeout") or TIMEOUT_SECONDS)
 
 
 class HostGroup:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
-from mmengine.runner import Runner, find_latest_checkpoint
+from mmengine.runner import Runner
 
 from xlength.commands import InputError
-from xlength.runtime.checkpoint import seed_of, trust_checkpoints
+from xlength.hooks.data_state import DataStateHook
+from xlength.hooks.plan_guard import PlanGuardHook
 from xlength.runtime.config_check import check_config
 from xlength.runtime.config_errors import explain
 from xlength.runtime.config_file import load_config
@@ -25,6 +26,9 @@ from xlength.runtime.environment import (
     leave_process_group,
     prepare_environment,
 )
+from xlength.runtime.position import ResumeError
+from xlength.runtime.resuming import prepare_resume
+from xlength.runtime.stop import STOPPED, Stopped, stop_on_sigterm
 from xlength.runtime.wrappers import announce_last_micro_steps
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
@@ -41,12 +45,17 @@ def train(args: Namespace) -> int:
         check_config(cfg)
         prepare_environment(cfg, args.launcher)
         choose_precision(cfg, args.amp)
-        _prepare_resume(cfg)
+        prepare_resume(cfg)
         runner = RUNNERS.build(cfg) if "runner_type" in cfg else Runner.from_cfg(cfg)
         runner.register_hook(start, "VERY_HIGH")
+        _add_hooks(runner)
         runner.train()
-    except InputError as error:
-        return _fail(InputError(f"{args.config}: {error}"))
+    except Stopped as stopped:
+        print_log(str(stopped), "current", logging.WARNING)
+        leave_process_group()
+        return STOPPED
+    except (InputError, ResumeError) as error:
+        return _fail(InputError(f"{args.config}: {error}"), error)
     except Exception as error:
         message = None if start.reached else explain(error, cfg)
         if message is None:
@@ -54,6 +63,14 @@ def train(args: Namespace) -> int:
         return _fail(InputError(f"{args.config}: {message}"), error)
     leave_process_group()
     return 0
+
+
+def _add_hooks(runner: Any) -> None:
+    """Every run can be stopped and continued and compares its ranks' plans, asked or not."""
+    for kind in (DataStateHook, PlanGuardHook):
+        if not any(isinstance(hook, kind) for hook in runner.hooks):
+            runner.register_hook(kind())
+    stop_on_sigterm(runner)
 
 
 class TrainingStart(Hook):
@@ -65,31 +82,6 @@ class TrainingStart(Hook):
         self.reached = True
         announce_last_micro_steps(runner)
         check_batch_size(runner.train_dataloader, accumulative_counts_of(runner))
-
-
-def _prepare_resume(cfg: Any) -> None:
-    """Let mmengine read the run's own checkpoints, and take over the seed of the resumed one."""
-    trusted = [cfg.work_dir]
-    checkpoint = cfg.load_from if cfg.resume else None
-    if checkpoint is not None:
-        if not os.path.exists(checkpoint):
-            raise InputError(f"there is no checkpoint {checkpoint!r} to resume from")
-        trusted.append(checkpoint)
-    elif cfg.resume:
-        checkpoint = find_latest_checkpoint(cfg.work_dir)
-        if checkpoint is None:
-            print_log(f"No checkpoint in {cfg.work_dir} yet: a new run begins.", "current")
-    trust_checkpoints(trusted)
-    seed = None if checkpoint is None else seed_of(checkpoint)
-    asked = cfg.get("randomness", {}).get("seed")
-    if seed is not None and seed != asked:
-        if asked is not None:
-            print_log(
-                f"The seed is {seed}, that of the run to resume, not {asked}.",
-                "current",
-                logging.WARNING,
-            )
-        cfg.merge_from_dict({"randomness": {"seed": seed}})
 
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> int:
