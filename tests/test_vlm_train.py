@@ -136,14 +136,15 @@ KINDS = ["ittit", "itiit"]
 """Steps: both images, both texts, one each, both images, both texts."""
 
 
-def of_one_kind(model: str) -> None:
+def of_one_kind(model: str, family: str = "llava") -> None:
     sampler = "type='OneRankTextOtherImage', batch_size=batch_size"
-    text = CONFIG.replace("'SupervisedFinetune'", f"'{model}'").replace(
+    text = CONFIG.replace("'llava'", f"'{family}'").replace("'SupervisedFinetune'", f"'{model}'")
+    text = text.replace(
         """type='LengthGroupedSampler', length_property='modality_length',
         per_device_batch_size=batch_size""",
         f"{sampler}, kinds={KINDS}",
     )
-    assert text != CONFIG
+    assert "OneRankTextOtherImage" in text
     Path("config.py").write_text(text.replace("max_epochs=4", "max_epochs=2"))
 
 
@@ -157,6 +158,32 @@ def test_steps_with_text_on_one_rank_and_images_on_the_other_do_not_hang(here: P
         assert "".join(kinds) == 2 * KINDS[rank]
     assert first["weights"] == second["weights"]
     assert first["iter"] == second["iter"] == 10
+
+
+SHARDED = """
+runner_type = 'FlexibleRunner'
+strategy = dict(
+    type='xlength.FSDPStrategy', state_dict_cfg='local',
+    model_wrapper=dict(
+        type='MMFullyShardedDataParallel', use_orig_params=True,
+        auto_wrap_policy=dict(
+            type='torch.distributed.fsdp.wrap.size_based_auto_wrap_policy', min_num_params=3000)))
+default_hooks = dict(checkpoint=None)
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_sharded_parameters_take_the_same_steps_with_text_on_one_rank(
+    here: Path, family: str
+) -> None:
+    of_one_kind("SupervisedFinetune", family)
+    assert two_ranks("--work-dir", "whole").returncode == 0
+    Path("config.py").write_text(Path("config.py").read_text() + SHARDED)
+    result = two_ranks("--work-dir", "shards")
+    assert result.returncode == 0, result.stderr[-2000:]
+    losses = [[e["loss"] for e in diary(run)["entries"]] for run in ("whole", "shards")]
+    assert losses[1] == pytest.approx(losses[0], abs=2e-3)
 
 
 @pytest.mark.long

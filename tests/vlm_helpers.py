@@ -93,4 +93,4 @@ class WithoutBlankImages(SupervisedFinetune):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.vision_language.untouched = lambda inputs: None
+        self.vision_language.untouched = lambda: None

@@ -13,6 +13,7 @@ from mmengine.optim import OptimWrapper
 from tests import families
 from tests.datasets.test_llava import folder, llava_row, make
 from xlength import SupervisedFinetune, default_collate_fn
+from xlength.models.inputs import model_inputs
 from xlength.models.vlm import VisionLanguage, blank_image
 
 __all__ = ["folder"]
@@ -92,6 +93,23 @@ def test_weights_in_bfloat16_train_on_images_and_texts(folder: Path, family: str
         assert torch.isfinite(loss)
         loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("family", families.FAMILIES)
+def test_features_made_before_the_model_runs_give_the_same_loss_and_gradients(
+    folder: Path, family: str
+) -> None:
+    model = finetune(family)
+    inputs = model_inputs(batch(folder, family, 0, 1, 2))
+    encoded = model.vision_language._encoded(inputs)
+    assert "pixel_values" not in encoded
+    gradients = []
+    for each in (inputs, encoded):
+        model.zero_grad(set_to_none=True)
+        model.llm(**each).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters() if p.requires_grad])
+    for plain, early in zip(*gradients, strict=True):
+        assert torch.allclose(plain, early, atol=1e-6)
 
 
 @pytest.mark.parametrize("family", families.FAMILIES)

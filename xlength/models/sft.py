@@ -142,10 +142,9 @@ class SupervisedFinetune(BaseModel):
                 "use_varlen_attn=True, but the batch has neither cu_seqlens nor cumulative_len: "
                 "its samples would see each other; collate with packed_collate_fn"
             )
-        zero = None
-        if self.vision_language is not None and mode == "loss":
-            zero = self.vision_language.untouched(data)
-        inputs = {**model_inputs(data), **attention_inputs(self.llm, data)}
+        inputs, zero = {**model_inputs(data), **attention_inputs(self.llm, data)}, None
+        if self.vision_language is not None:
+            inputs, zero = self.vision_language.prepare(inputs)
         outputs = self.llm(**inputs)
         if mode == "tensor":
             return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,9 @@ from xlength.runtime.build import build
 _PROJECTORS = ("merger", "deepstack_merger_list")
 """Parts of Qwen-VL's vision tower that lead to the language model, as other families' projector."""
 
+_IMAGE_INPUTS = ("image_sizes", "batch_num_images")
+"""What some families' ``get_image_features`` take among their keywords."""
+
 _CHANNELS = ("in_channels", "in_chans", "num_channels")
 
 
@@ -23,10 +27,9 @@ class VisionLanguage:
     """The vision side of a transformers model of images and text.
 
     Under data parallelism every trained parameter must take part in every step, also where a rank
-    has a batch without an image; else the others wait for its gradient for ever. ``untouched``
-    gives such a batch a term of zero that goes through the vision tower and the projector, with a
-    blank image: the modules run, so that sharded parameters (FSDP, ZeRO-3) are gathered on all
-    ranks alike.
+    has a batch without an image; else the others wait for its gradient for ever. ``prepare`` gives
+    such a batch a term of zero that goes through the vision tower and the projector, with a blank
+    image: the modules run, so that sharded parameters are gathered on all ranks alike.
 
     Parameters that no image ever reaches, such as the layers behind ``vision_feature_layer``, are
     frozen: they would not get a gradient either. One blank image, at build, shows which they are.
@@ -83,21 +86,39 @@ class VisionLanguage:
         language |= {id(p) for p in head.parameters()} if head is not None else set()
         return [p for p in self.model.parameters() if p.requires_grad and id(p) not in language]
 
-    def untouched(self, inputs: Mapping[str, Any]) -> Tensor | None:
-        """() zero that depends on every parameter of ``trained``; None where that is not needed.
+    def prepare(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
+        """The batch for the model, and for one without an image a () zero to add to the loss, which
+        depends on every parameter of ``trained``.
 
-        To be called before the language model runs, so that sharded modules come in the same order
-        on ranks with and without images.
+        To be called before the model. Where parameters are sharded the vision side runs here, for
+        batches with images too, so that all ranks gather the same parameters in the same order.
 
         Args:
-            inputs: the batch.
+            inputs: arguments of the model.
         """
-        if inputs.get("pixel_values") is not None or not torch.is_grad_enabled():
-            return None
-        trained = self.trained()
-        if not trained:
+        if inputs.get("pixel_values") is None:
+            return dict(inputs), self.untouched()
+        return (self._encoded(inputs) if _is_sharded(self.model) else dict(inputs)), None
+
+    def untouched(self) -> Tensor | None:
+        """The zero of ``prepare``; None where nothing needs it."""
+        if not (self.trained() and torch.is_grad_enabled()) and not _is_sharded(self.model):
             return None
         return 0.0 * torch.nan_to_num(self._features_of_a_blank_image()).sum()
+
+    def _encoded(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with the features of its images in place of their pixels."""
+        forward = inspect.signature(self.model.forward).parameters
+        if "mm_encoder_outputs" not in forward:
+            raise ValueError(
+                f"{type(self.model).__name__} of this transformers cannot take ready features of "
+                "images (mm_encoder_outputs), which sharded parameters need: use DDP"
+            )
+        names = inspect.signature(self.model.get_image_features).parameters
+        images = {name: inputs[name] for name in (*names, *_IMAGE_INPUTS) if name in inputs}
+        outputs = self.model.get_image_features(**images, return_dict=True)
+        rest = {name: value for name, value in inputs.items() if name != "pixel_values"}
+        return {**rest, "mm_encoder_outputs": {"image": outputs}}
 
     def freeze_unreachable(self) -> None:
         """Freeze the trained parameters of the vision side that no image reaches."""
@@ -177,6 +198,16 @@ def blank_image(model: Any, dtype: torch.dtype, device: torch.device) -> dict[st
     tiles = 1 + (best[0] // height) * (best[1] // width)
     pixels = torch.zeros(1, tiles, channels, height, width, dtype=dtype, device=device)
     return {"pixel_values": pixels, "image_sizes": torch.tensor([list(best)], device=device)}
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the parameters (FSDP, ZeRO-3) and gather them to run a module."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(fsdp, "FullyShardedDataParallel", None)
+    if kind is not None and any(isinstance(module, kind) for module in model.modules()):
+        return True
+    first = next(iter(model.parameters()), None)
+    return hasattr(first, "ds_id") or hasattr(first, "to_local")
 
 
 def _inject(module: nn.Module, lora: Any, skipped: tuple[str, ...]) -> None:
