@@ -56,7 +56,13 @@ class StopHook(Hook):
     ) -> None:
         """Let a ``CheckpointHook``, which comes later, save now if any rank was asked to stop."""
         flags = self._group.gather(np.array([float(self.asked)]))
-        if flags is None or not flags.any():
+        if flags is None:
+            raise RuntimeError(
+                "another rank has ended, or has not answered within the "
+                f"{configured_timeout(runner):.0f} s of env_cfg.dist_cfg.timeout, so this one ends "
+                "too; --resume continues from the last checkpoint"
+            )
+        if not flags.any():
             return
         self.asked = True
         for hook in runner.hooks:

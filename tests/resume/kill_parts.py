@@ -1,0 +1,48 @@
+"""What the configs of ``kill.py`` name: data, and a hook that writes down what is trained on."""
+
+import json
+import time
+from pathlib import Path
+
+from mmengine.dist import get_rank
+from mmengine.hooks import Hook
+from mmengine.registry import HOOKS
+
+import tests.resume.runs  # noqa: F401  registers NoisyText
+
+
+@HOOKS.register_module(force=True)
+class ConsumedLog(Hook):
+    """One line a batch, as soon as it is trained on."""
+
+    priority = "VERY_HIGH"
+
+    def before_train(self, runner):
+        self.file = Path(runner.work_dir, f"consumed{get_rank()}.jsonl")
+        if self.file.exists():
+            self.write("\n")  # the last line may be torn
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        ids = data_batch["data"]["input_ids"]
+        # The augmented tokens too.
+        entry = {"iter": runner.iter, "samples": [ids[:, 0].tolist(), int(ids.sum())]}
+        self.write(json.dumps(entry) + "\n")
+        place = dict(rank=get_rank(), epoch=runner.epoch, iter=runner.iter)
+        line = json.dumps({**place, "samples": ids[:, 0].tolist()})
+        with Path(runner.work_dir, "steps.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def write(self, text):
+        with self.file.open("a") as file:
+            file.write(text)
+
+
+@HOOKS.register_module(force=True)
+class Slow(Hook):
+    """Makes every step take ``s`` seconds longer."""
+
+    def __init__(self, s):
+        self.s = s
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        time.sleep(self.s)

@@ -1,0 +1,158 @@
+"""Real processes that are asked to stop, lose a rank, or go on with another number of ranks.
+
+As ``kill.py``, run as a module: ``python -m tests.resume.signals FOLDER SCENARIO``.
+"""
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from tests.resume.kill import (
+    compare,
+    config,
+    entries,
+    fork_ranks,
+    kill_group,
+    run_killed,
+    wait_all,
+    warm_up,
+)
+
+
+def prepare(folder, name, case="TokenBudget", workers=0, epochs=None, timeout=60, slow=0.0):
+    """A folder with a config; ``slow`` seconds a step."""
+    run = folder / name
+    run.mkdir(parents=True)
+    text = config(case, workers, seed=3, epochs=epochs).replace("timeout=60", f"timeout={timeout}")
+    if slow:
+        text = text.replace(
+            "dict(type='ConsumedLog')", f"dict(type='ConsumedLog'), dict(type='Slow', s={slow})"
+        )
+    (run / "config.py").write_text(text)
+    return run
+
+
+def wait_for_steps(run, steps):
+    until = time.monotonic() + 120
+    while len(entries(run, 0)) < steps and time.monotonic() < until:
+        time.sleep(0.005)
+    return len(entries(run, 0))
+
+
+def whole_run(folder, ranks, **options):
+    whole = prepare(folder, "whole", **options)
+    run_killed(whole, lambda attempt: ranks, 0, random.Random(0))
+    return whole
+
+
+def output(run, rank):
+    return (run / f"output{rank}.txt").read_text()
+
+
+def stop(folder, ranks=1):
+    """SIGTERM to one rank: all save at the end of a step and end with 75; then resume."""
+    whole = whole_run(folder, ranks)
+    cut = prepare(folder, "cut", slow=0.05)
+    pids = fork_ranks(cut, ranks)
+    wait_for_steps(cut, 7)
+    os.kill(pids[-1], signal.SIGTERM)
+    begin = time.monotonic()
+    codes = wait_all(pids, 60)
+    seconds = time.monotonic() - begin
+    done = max(iteration for iteration, _ in entries(cut, 0)) + 1
+    last = Path((cut / "last_checkpoint").read_text()).name
+    run_killed(cut, lambda attempt: ranks, 0, random.Random(0))
+    problems = compare(whole, cut, ranks)
+    return dict(codes=codes, seconds=seconds, done=done, last=last, problems=problems)
+
+
+def stop_two_ranks(folder):
+    return stop(folder, 2)
+
+
+def stop_twice(folder):
+    """A second SIGTERM ends the run at once, in the middle of a long step."""
+    cut = prepare(folder, "cut", slow=5)
+    pids = fork_ranks(cut, 1)
+    wait_for_steps(cut, 1)
+    os.kill(pids[0], signal.SIGTERM)
+    time.sleep(1.5)
+    os.kill(pids[0], signal.SIGTERM)
+    begin = time.monotonic()
+    codes = wait_all(pids, 60)
+    return dict(codes=codes, seconds=time.monotonic() - begin)
+
+
+def dead_rank(folder):
+    """SIGKILL to one rank: the other ends by itself, with a message."""
+    cut = prepare(folder, "cut", timeout=30)
+    pids = fork_ranks(cut, 2)
+    wait_for_steps(cut, 4)
+    kill_group(pids[1])
+    begin = time.monotonic()
+    codes = wait_all(pids, 60)
+    return dict(codes=codes, seconds=time.monotonic() - begin, output=output(cut, 0)[-3000:])
+
+
+def hung_rank(folder):
+    """A rank that stands still: the other ends within the configured time-out."""
+    cut = prepare(folder, "cut", timeout=6)
+    pids = fork_ranks(cut, 2)
+    wait_for_steps(cut, 4)
+    os.kill(pids[1], signal.SIGSTOP)
+    begin = time.monotonic()
+    codes = wait_all(pids[:1], 60)
+    seconds = time.monotonic() - begin
+    kill_group(pids[1])
+    wait_all(pids[1:], 10)
+    return dict(codes=codes, seconds=seconds, output=output(cut, 0)[-3000:])
+
+
+def elastic(folder):
+    """1 -> 2 -> 1 -> 2 ... ranks, changed at every kill: every sample once in every epoch."""
+    result = {}
+    for case in ("TokenBudget", "Packing", "LengthGroupedSampler"):
+        cut = prepare(folder, case, case=case, epochs=3)
+        rng = random.Random(5)
+        counts = run_killed(cut, lambda attempt: 1 + attempt % 2, 6, rng)
+        result[case] = {**counts, "epochs": _drawn(cut)}
+    return result
+
+
+def _drawn(run):
+    """Of every epoch, samples that the steps in the last checkpoint's past drew, in all ranks."""
+    import torch
+
+    checkpoint = torch.load(Path((run / "last_checkpoint").read_text()), weights_only=False)
+    total = checkpoint["meta"]["iter"]
+    # Attempts overwrite each other from the iteration on where they begin.
+    final = {}
+    for line in (run / "steps.jsonl").read_text().splitlines():
+        entry = json.loads(line)
+        if entry["rank"] == 0:
+            for iteration in [i for i in final if i > entry["iter"]]:
+                del final[iteration]
+            final[entry["iter"]] = {}
+        final.setdefault(entry["iter"], {})[entry["rank"]] = entry
+    drawn = {}
+    for iteration, ranks in final.items():
+        if iteration < total:
+            for entry in ranks.values():
+                drawn.setdefault(entry["epoch"], []).extend(entry["samples"])
+    return {
+        epoch: {
+            "missing": sorted(set(range(50)) - set(samples)),
+            "repeated": len(samples) - len(set(samples)),
+        }
+        for epoch, samples in drawn.items()
+    }
+
+
+if __name__ == "__main__":
+    warm_up()
+    scenario = globals()[sys.argv[2]]
+    print(json.dumps(scenario(Path(sys.argv[1]))))
