@@ -34,9 +34,10 @@ def train(config, work_dir, options):
 
 
 def last_line(work_dir):
-    """The last line of the run's JSON log."""
+    """The last line of the run's JSON log that is about training."""
     (log,) = work_dir.glob("*/vis_data/scalars.json")
-    return json.loads(log.read_text().splitlines()[-1])
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line for line in lines if "loss" in line][-1]
 
 
 @pytest.fixture(scope="session")

@@ -42,7 +42,8 @@ def run(work_dir, train_cfg=None, hook=None, **options):
     )
     runner.train()
     scalars = Path(runner.log_dir, "vis_data/scalars.json").read_text().splitlines()
-    return runner, [json.loads(line) for line in scalars]
+    lines = [json.loads(line) for line in scalars]
+    return runner, [line for line in lines if "loss" in line]
 
 
 def expected(sampler, epochs, interval):
@@ -88,7 +89,7 @@ def test_the_log_and_tensorboard_show_the_same_numbers(tmp_path):
     events = EventAccumulator(str(Path(runner.log_dir, "vis_data")))
     events.Reload()
     log = Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
-    for name in ("padding_efficiency", "tokens_per_second"):
+    for name in ("padding_efficiency", "tokens_per_second", "wall_efficiency"):
         shown = [event.value for event in events.Scalars(name)]
         assert shown == pytest.approx([line[name] for line in lines], rel=1e-5)
         for line in lines:
@@ -172,6 +173,7 @@ def test_ranks_are_compared_and_a_rank_that_ends_stops_nobody(tmp_path):
     # Rank 0 computes 2 x 10 tokens of which 14 are real, then 1 x 4; rank 1 1 x 10, then 2 x 4.
     assert figures["padding_efficiency"] == pytest.approx((14 + 4 + 10 + 8) / (20 + 4 + 10 + 8))
     assert figures["rank_balance"] == pytest.approx((15 / 20 + 6 / 8) / 2)
+    assert figures["wall_efficiency"] == pytest.approx((14 + 4 + 10 + 8) / (2 * (20 + 8)))
     assert first["alone"] == ["padding_efficiency", "tokens_per_second"]
     assert second["alone"] is None
 
@@ -184,7 +186,7 @@ def _rank(rank, port, folder):
     torch.distributed.init_process_group(
         "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
     )
-    hook = LengthStatsHook(interval=2)
+    hook = LengthStatsHook("tokens", interval=2)
     shown = {}
     hub = SimpleNamespace(update_scalar=lambda name, value: shown.update({name: value}))
     loader = SimpleNamespace(sampler=None, batch_size=1)

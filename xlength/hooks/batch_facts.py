@@ -21,11 +21,13 @@ class BatchFacts:
         num_tokens: real tokens.
         num_padded: tokens that are computed, padding included.
         cost: of computing them, in units of one token's cost without attention.
+        useful_cost: of the real samples alone.
     """
 
     num_tokens: int
     num_padded: int
     cost: float
+    useful_cost: float
 
 
 def batch_facts(batch: Any, cost: Cost) -> BatchFacts | None:
@@ -48,16 +50,17 @@ def batch_facts(batch: Any, cost: Cost) -> BatchFacts | None:
     lengths = _lengths(data, borders)
     if lengths is None or len(lengths) == 0:
         return None
+    useful = float(cost.of(lengths).sum())
     ids = data.get("input_ids")
     num_computed = int(ids.numel()) if isinstance(ids, torch.Tensor) else 0
     if borders is not None:
         segments = np.concatenate([np.diff(ends) for ends in borders])
         num_padded = max(num_computed, int(lengths.sum()))
-        return BatchFacts(int(lengths.sum()), num_padded, float(cost.of(segments).sum()))
+        return BatchFacts(int(lengths.sum()), num_padded, float(cost.of(segments).sum()), useful)
     rows = len(lengths)
     width = max(-(-num_computed // rows), int(lengths.max()))
     padded_cost = rows * float(cost.of(np.array([width]))[0])
-    return BatchFacts(int(lengths.sum()), rows * width, padded_cost)
+    return BatchFacts(int(lengths.sum()), rows * width, padded_cost, useful)
 
 
 def _borders(data: Mapping[str, Any]) -> list[NDArray[np.int64]] | None:
