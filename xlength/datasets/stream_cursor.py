@@ -80,6 +80,7 @@ class StreamCursor:
             "first": start,
             "sorter": sorter,
             "checksum": checksum,
+            "closed": self._sorter.closed,
         }
 
     def samples(self) -> Iterator[Any]:
@@ -166,6 +167,8 @@ class StreamCursor:
                 packed = self._separate and self._cost.is_packed(sample)
                 entries[serial] = (self._cost.of(sample, serial), serial, packed, sample)
         self._sorter.restore(sorter, entries)
+        if state["closed"]:  # some streams begin anew when they are read on behind their end
+            self._sorter.close()
         if _checksum(self._sorter.held()) != state["checksum"]:
             raise ValueError(
                 f"the samples that {self._source.reader} held have other lengths than when the "

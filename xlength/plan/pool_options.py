@@ -79,7 +79,10 @@ class PoolOptions:
             raise ValueError(f"mode must be 'pool' or 'sliding', got {self.mode!r}")
         if self.packed_share is not None:
             if self.mode == "pool" or not self.separate_packed:
-                raise ValueError("packed_share needs mode='sliding' and separate_packed=True")
+                raise ValueError(
+                    f"packed_share={self.packed_share!r} needs mode='sliding' and "
+                    "separate_packed=True"
+                )
             if not 0 < self.packed_share < 1:
                 raise ValueError(f"packed_share must be in (0, 1), got {self.packed_share!r}")
         if self.max_age is not None:

@@ -4,7 +4,7 @@ they hold."""
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import islice
 from random import Random
 from typing import Any
@@ -47,6 +47,9 @@ class SlidingSorter:
         self.reads = 0
         self.closed = False
         self.forced = 0
+        """Steps at which samples came due."""
+        self.clock: Callable[[], int] | None = None
+        """Tells the step that u_t is for, where it is not the number of those before."""
         self._packed_reads = 0
         self._step = 0
         self._ready: list[Entry] = []  # last one first
@@ -156,7 +159,8 @@ class SlidingSorter:
         """u_t, in (0, 1)."""
         options = self.options
         num_quantiles = options.steps_of_pool
-        cycle, position = divmod(self._step, num_quantiles)
+        step = self._step if self.clock is None else self.clock()
+        cycle, position = divmod(step, num_quantiles)
         if cycle != self._cycle:
             self._cycle = cycle
             self._quantiles = list(range(num_quantiles))
