@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,14 @@ def test_names_are_listed_by_pattern_and_a_misspelt_one_is_answered_with_the_clo
     assert main(["list-cfg", "-p", "nothing like it"]) == 2
     assert main(["copy-cfg", "default_smapler"]) == 2
     assert "did you mean 'default_sampler'" in capsys.readouterr().err
+
+
+def test_every_folder_of_configs_is_installed():
+    options = ConfigParser()
+    options.read(ROOT / "setup.cfg")
+    installed = dict(options["options.data_files"])
+    folders = {file.parent.relative_to(ROOT).as_posix() for file in ROOT.glob("configs/**/*.py")}
+    assert {f"share/xlength/{folder}": f"{folder}/*.py" for folder in folders} == installed
 
 
 @pytest.mark.long

@@ -122,6 +122,16 @@ def test_a_configs_sampler_is_simulated_if_it_is_known(sampler, batch_sampler, n
     assert (first["name"] if first["kind"] == "config" else None) == name
 
 
+def test_a_configs_plan_says_what_the_others_are_compared_at(tmp_path):
+    plan = "dict(type='PlanSampler', plan=dict(type='TokenBudget', max_tokens=700))"
+    path = config_file(tmp_path, plan, "dict(type='PlanBatchSampler')")
+    found = report(path, "--world-size", 2, tmp_path=tmp_path)
+    mean = np.mean(tool_chats(300) // 10)
+    assert found["batch_size"] == round(700 / mean)
+    rows = {(row["name"], row["kind"]): row for row in found["strategies"]}
+    assert rows["Packing", "plan"]["options"]["max_length"] == 700
+
+
 def test_max_length_cuts_and_says_what_is_lost(lengths, tmp_path, capsys):
     found = report(lengths, "--max-length", 600, tmp_path=tmp_path)
     over = tool_chats(1500) > 600

@@ -92,6 +92,7 @@ def make_report(args: argparse.Namespace) -> Any:
         strategies,
         window_curve,
     )
+    from xlength.report.streams import pool_row
 
     cost = _cost(args.cost)
     source = _source(args)
@@ -103,13 +104,14 @@ def make_report(args: argparse.Namespace) -> Any:
         attention=cost if cost.crossover is not None else Setting.attention,
         accumulate=args.accumulate or source.accumulate,
         seed=args.seed,
-        max_tokens=args.max_tokens,
+        max_tokens=args.max_tokens or source.max_tokens,
         window=args.window,
         media=source.media,
     )
     warnings += notes.peculiarities(lengths, setting, source.two_modalities)
     try:
         rows = measure_all(strategies(lengths, setting), lengths, setting)
+        rows.append(pool_row(lengths, setting))
         wanted = args.html or args.png or len(lengths) <= _MANY_SAMPLES
         curve = measure_all(window_curve(lengths, setting), lengths, setting) if wanted else []
     except ValueError as error:

@@ -144,6 +144,7 @@ def strategies_figure(report: Report, figure: Figure) -> None:
 
 def _mark(row: Row, report: Report) -> str:
     name = label(row).replace("now: ", "now:\n").replace("LengthGrouped", "LengthGrouped-\n")
+    name = name.replace("LengthPoolSort", "LengthPoolSort\n")
     return f"{name} *" if row is report.best and report.lines else name
 
 

@@ -111,7 +111,7 @@ def measure(strategy: Strategy, lengths: Ints, cost: Cost, attention: Cost, epoc
     repeat = float("nan")
     if epochs > 1:
         repeat = batchmate_repeat(now.groups, strategy.build(1, now.num_steps).groups)
-    sizes = np.abs(lengths)
+    sizes = np.abs(lengths[: now.num_samples])
     if strategy.rows is not None:
         sizes = np.minimum(sizes, strategy.rows[1])
     tokens = batch_costs(strategy, sizes, now.groups, TOKENS)

@@ -29,7 +29,7 @@ class Source:
         two_modalities: both signs are expected.
         length_property: where a sampler finds them.
         strategy: what a config does now.
-        batch_size, accumulate: a config's.
+        batch_size, accumulate, max_tokens: a config's, or what comes closest to its plan.
         merge: where the loader comes from a ``_base_`` config, its keys; see ``config_lines``.
         notes: warnings of the measurement.
     """
@@ -43,6 +43,7 @@ class Source:
     strategy: Strategy | None = None
     batch_size: int | None = None
     accumulate: int = 1
+    max_tokens: int | None = None
     merge: Sequence[str] | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -122,10 +123,19 @@ def from_config(
         )
     name = length_property_of(loader, dataset)
     source = Source(Path(cfg.filename).name, get_lengths(dataset, name), length_property=name)
-    source.strategy = strategy_of_config(loader, dataset, world_size, seed)
+    sampler = _sampler(loader, dataset, world_size, seed)
+    source.strategy = _strategy(sampler, loader, dataset, world_size)
     source.two_modalities = "modality" in name
     source.media = source.two_modalities or hasattr(dataset, "modality_length")
     source.batch_size = _int(loader.get("batch_size"))
+    plan = getattr(sampler, "plan", None)
+    if plan is not None:
+        limit = getattr(plan, "max_tokens", getattr(plan, "max_length", None))
+        fitting = (
+            1 if limit is None else max(1, round(limit / float(np.abs(source.lengths).mean())))
+        )
+        source.batch_size = getattr(plan, "batch_size", fitting)
+        source.max_tokens = limit
     wrapper = cfg.get("optim_wrapper") or {}
     source.accumulate = _int(wrapper.get("accumulative_counts")) or 1
     if not assigns_loader(Path(cfg.filename)):
@@ -192,9 +202,12 @@ def strategy_of_config(
 
     None where its order is not known beforehand.
     """
-    from mmengine.registry import DATA_SAMPLERS
+    sampler = _sampler(loader, dataset, world_size, seed)
+    return _strategy(sampler, loader, dataset, world_size)
 
-    from xlength.report.samplers import strategy_of
+
+def _sampler(loader: Mapping[str, Any], dataset: Any, world_size: int, seed: int) -> Any:
+    from mmengine.registry import DATA_SAMPLERS
 
     sampler = dict(loader.get("sampler") or {})
     kind = sampler.get("type")
@@ -206,11 +219,23 @@ def strategy_of_config(
     if str(getattr(cls, "__module__", "")).startswith("xlength."):
         sampler.setdefault("dp_rank", 0)
         sampler.setdefault("dp_world_size", world_size)
-    built = DATA_SAMPLERS.build({**sampler, "type": kind}, default_args=dict(dataset=dataset))
+    try:
+        return DATA_SAMPLERS.build({**sampler, "type": kind}, default_args=dict(dataset=dataset))
+    except ValueError as error:
+        raise InputError(f"train_dataloader.sampler: {error}") from error
+
+
+def _strategy(
+    sampler: Any, loader: Mapping[str, Any], dataset: Any, world_size: int
+) -> Strategy | None:
+    from xlength.report.samplers import strategy_of
+
+    if sampler is None:
+        return None
     collate = (loader.get("collate_fn") or {}).get("type", "")
     packed = "packed_collate_fn" in str(getattr(collate, "__name__", collate))
     batch_size = None if loader.get("batch_sampler") else _int(loader.get("batch_size"))
-    return strategy_of(built, batch_size, len(dataset), world_size, packed)
+    return strategy_of(sampler, batch_size, len(dataset), world_size, packed)
 
 
 def _int(value: Any) -> int | None:

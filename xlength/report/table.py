@@ -51,6 +51,9 @@ def print_report(report: Report) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
     console.print(report.headline(), style="bold")
     console.print(_table(report, console.width))
+    notes = {row.strategy.name: row.strategy.note for row in report.rows if row.strategy.note}
+    for name, note in notes.items():
+        console.print(f"{name}: {note}", style="dim", markup=False)
     if report.curve:
         console.print(
             "TokenBudget by window: "
@@ -96,6 +99,7 @@ def label(row: Row) -> str:
     """Name of a row, with what distinguishes it."""
     strategy = row.strategy
     name = strategy.name if strategy.kind != "config" else f"now: {strategy.name}"
+    name = name.replace("LengthPoolSortDataset", "LengthPoolSort")  # as wide as the others
     for key, text in (("max_tokens", "{:,}"), ("max_length", "{:,}"), ("pool_size", "{:,}")):
         if key in strategy.options:
             name += f" {text.format(strategy.options[key])}"
