@@ -80,12 +80,18 @@ def config(case, workers, seed, epochs=None):
     return CONFIG.format(loader=loader, limit=limit, seed=seed)
 
 
+def config_file(folder):
+    """Beside the work dir, into which mmengine writes a copy."""
+    return folder.parent / f"{folder.name}_config.py"
+
+
 def fork_ranks(folder, ranks):
     """Start an attempt that resumes from whatever is there; returns the process ids."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     pids = []
+    os.environ["ATTEMPT"] = str(1 + int(os.environ.get("ATTEMPT", 0)))
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
@@ -105,7 +111,7 @@ def _train(folder, rank, ranks, port):
     output = os.open(folder / f"output{rank}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    arguments = ["train", str(folder / "config.py"), "--work-dir", str(folder), "--resume"]
+    arguments = ["train", str(config_file(folder)), "--work-dir", str(folder), "--resume"]
     if ranks > 1:
         os.environ |= {
             "RANK": str(rank),
@@ -160,7 +166,7 @@ def run_killed(folder, ranks_of_attempt, kills, rng):
     """Attempts, each killed at a random moment, then one to the end.
 
     Args:
-        folder: of the run, with its ``config.py``.
+        folder: of the run, with its ``config_file``.
         ranks_of_attempt: called with the number of the attempt.
         kills: at least so many, unless the run is done before.
         rng: of the moments.
@@ -262,7 +268,7 @@ def main():
     for name in ("whole", "cut"):
         (args.folder / name).mkdir(parents=True)
         text = config(args.case, args.workers, args.seed)
-        (args.folder / name / "config.py").write_text(text)
+        config_file(args.folder / name).write_text(text)
     rng = random.Random(args.seed)
     run_killed(args.folder / "whole", lambda attempt: args.ranks, 0, rng)
     counts = run_killed(args.folder / "cut", lambda attempt: args.ranks, args.kills, rng)

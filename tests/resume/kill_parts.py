@@ -1,6 +1,7 @@
 """What the configs of ``kill.py`` name: data, and a hook that writes down what is trained on."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -27,7 +28,7 @@ class ConsumedLog(Hook):
         # The augmented tokens too.
         entry = {"iter": runner.iter, "samples": [ids[:, 0].tolist(), int(ids.sum())]}
         self.write(json.dumps(entry) + "\n")
-        place = dict(rank=get_rank(), epoch=runner.epoch, iter=runner.iter)
+        place = dict(attempt=int(os.environ["ATTEMPT"]), epoch=runner.epoch, iter=runner.iter)
         line = json.dumps({**place, "samples": ids[:, 0].tolist()})
         with Path(runner.work_dir, "steps.jsonl").open("a") as file:
             file.write(line + "\n")
@@ -46,3 +47,17 @@ class Slow(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         time.sleep(self.s)
+
+
+@HOOKS.register_module(force=True)
+class CrashOnce(Hook):
+    """Fails on one rank at one iteration, but not when it is restarted."""
+
+    def __init__(self, rank, at):
+        self.rank, self.at = rank, at
+
+    def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
+        mark = Path(runner.work_dir, "crashed")
+        if get_rank() == self.rank and runner.iter == self.at and not mark.exists():
+            mark.write_text(json.dumps({"iter": runner.iter, "rank": self.rank}))
+            raise RuntimeError("a failure")

@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.resume.kill import (
     compare,
     config,
+    config_file,
     entries,
     fork_ranks,
     kill_group,
@@ -32,7 +33,7 @@ def prepare(folder, name, case="TokenBudget", workers=0, epochs=None, timeout=60
         text = text.replace(
             "dict(type='ConsumedLog')", f"dict(type='ConsumedLog'), dict(type='Slow', s={slow})"
         )
-    (run / "config.py").write_text(text)
+    config_file(run).write_text(text)
     return run
 
 
@@ -129,19 +130,15 @@ def _drawn(run):
 
     checkpoint = torch.load(Path((run / "last_checkpoint").read_text()), weights_only=False)
     total = checkpoint["meta"]["iter"]
-    # Attempts overwrite each other from the iteration on where they begin.
-    final = {}
-    for line in (run / "steps.jsonl").read_text().splitlines():
-        entry = json.loads(line)
-        if entry["rank"] == 0:
-            for iteration in [i for i in final if i > entry["iter"]]:
-                del final[iteration]
-            final[entry["iter"]] = {}
-        final.setdefault(entry["iter"], {})[entry["rank"]] = entry
+    lines = map(json.loads, (run / "steps.jsonl").read_text().splitlines())
+    steps = {}
+    for entry in lines:
+        steps.setdefault(entry["iter"], []).append(entry)
     drawn = {}
-    for iteration, ranks in final.items():
-        if iteration < total:
-            for entry in ranks.values():
+    for iteration, every in steps.items():
+        last = max(entry["attempt"] for entry in every)  # earlier ones are forgotten
+        for entry in every:
+            if iteration < total and entry["attempt"] == last:
                 drawn.setdefault(entry["epoch"], []).extend(entry["samples"])
     return {
         epoch: {
