@@ -9,7 +9,7 @@ import pytest
 
 from tests.report.test_measures import tool_chats
 from xlength.cli import main
-from xlength.report.figures import COLOURS
+from xlength.report.drawing import COLOURS
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""

@@ -25,6 +25,8 @@ from xlength.commands import InputError
 
 _MANY_SAMPLES = 200_000
 DEFAULT_WORLD_SIZE, DEFAULT_BATCH_SIZE = 8, 16
+STREAM_SAMPLES = 4096
+"""Samples of a config's stream that are read for their lengths."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +52,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="write all figures to FILE")
     add("--html", metavar="FILE", help="write one page with figures to FILE")
     add("--png", metavar="DIR", help="write the figures to DIR")
+    add("--stream", action="store_true", help="which pool a stream of such lengths needs")
+    add(
+        "--num-workers",
+        type=_positive,
+        nargs="+",
+        default=[1, 2, 4, 8],
+        metavar="N",
+        help="of each rank, for --stream; default: 1 2 4 8",
+    )
+    add(
+        "--samples-per-second",
+        type=float,
+        metavar="R",
+        help="that a worker reads and encodes, for --stream: then the warm-up is in seconds too",
+    )
     add("--cfg-options", nargs="+", metavar="KEY=VALUE", help="settings that override the config's")
 
 
@@ -62,6 +79,8 @@ def _positive(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Write JSON, page and figures where asked; print the table."""
+    if args.stream:
+        return _run_stream(args)
     from xlength.report.table import print_report
 
     report = make_report(args)
@@ -79,25 +98,56 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def make_report(args: argparse.Namespace) -> Any:
-    """Everything but the output."""
-    from xlength.report import choice, notes
-    from xlength.report.measures import measure
-    from xlength.report.result import Report
-    from xlength.report.sources import named_parts
-    from xlength.report.strategies import (
-        Setting,
-        best_window,
-        measure_all,
-        strategies,
-        window_curve,
-    )
-    from xlength.report.streams import pool_row
+def _run_stream(args: argparse.Namespace) -> int:
+    from xlength.report import pools
 
-    cost = _cost(args.cost)
+    report = make_pool_report(args)
+    if args.json:
+        _write(Path(args.json), json.dumps(report.as_dict(), indent=1) + "\n")
+    if args.html:
+        _write(Path(args.html), pools.page(report))
+    if args.png:
+        from xlength.report.drawing import render_png
+
+        path = Path(args.png) / "pools.png"
+        render_png(path, pools.SIZE, lambda figure: pools.pools_figure(report, figure))
+    pools.print_pools(report)
+    return 0
+
+
+def make_pool_report(args: argparse.Namespace) -> Any:
+    """The report of ``--stream``, but for the output."""
+    from xlength.plan.stream_report import stream_report
+    from xlength.report import notes
+    from xlength.report.pools import PoolReport
+    from xlength.report.sources import named_parts
+
     source = _source(args)
     lengths, warnings = notes.prepare(source.lengths, args.max_length)
-    setting = Setting(
+    setting = _setting(args, source)
+    warnings += [note for note in notes.stream_peculiarities(lengths) if note]
+    try:
+        found = stream_report(
+            lengths,
+            setting.world_size,
+            setting.batch_size,
+            num_workers=args.num_workers,
+            cost=setting.cost,
+            samples_per_second=args.samples_per_second,
+            seed=args.seed,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
+    command = shlex.join(["xlength", *sys.argv[1:]])
+    parts = named_parts(source, lengths)
+    return PoolReport(source.name, lengths, parts, setting, found, warnings, command, source.pool)
+
+
+def _setting(args: argparse.Namespace, source: Any) -> Any:
+    from xlength.report.strategies import Setting
+
+    cost = _cost(args.cost)
+    return Setting(
         world_size=args.world_size,
         batch_size=args.batch_size or source.batch_size or DEFAULT_BATCH_SIZE,
         cost=cost,
@@ -108,6 +158,25 @@ def make_report(args: argparse.Namespace) -> Any:
         window=args.window,
         media=source.media,
     )
+
+
+def make_report(args: argparse.Namespace) -> Any:
+    """Everything but the output."""
+    from xlength.report import choice, notes
+    from xlength.report.measures import measure
+    from xlength.report.result import Report
+    from xlength.report.sources import named_parts
+    from xlength.report.strategies import (
+        best_window,
+        measure_all,
+        strategies,
+        window_curve,
+    )
+    from xlength.report.streams import pool_row
+
+    source = _source(args)
+    lengths, warnings = notes.prepare(source.lengths, args.max_length)
+    setting = _setting(args, source)
     warnings += notes.peculiarities(lengths, setting, source.two_modalities)
     try:
         rows = measure_all(strategies(lengths, setting), lengths, setting)
@@ -191,7 +260,8 @@ def _source(args: argparse.Namespace) -> Any:
             f"xlength measure {path} -o lengths.npy"
         )
     options = sources.parse_options(args.cfg_options)
-    return sources.from_config(args.source, options, args.world_size, args.seed)
+    samples = STREAM_SAMPLES if args.stream else None
+    return sources.from_config(args.source, options, args.world_size, args.seed, samples)
 
 
 def _write(path: Path, text: str) -> None:

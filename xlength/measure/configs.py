@@ -74,11 +74,14 @@ def _count(args: argparse.Namespace, out: Path, dataset: Mapping[str, Any]) -> i
 
 def _build(args: argparse.Namespace, out: Path, cfg: Any) -> int:
     from xlength.lengths import get_lengths
-    from xlength.report.sources import length_property_of, open_config
+    from xlength.report.sources import is_stream, length_property_of, open_config
 
     loader, dataset = open_config(cfg, args.source)
-    if not hasattr(dataset, "__len__"):
-        raise InputError(f"{args.source} trains on a stream: its lengths are not known")
+    if is_stream(dataset):
+        raise InputError(
+            f"{args.source} trains on a stream, whose lengths are not known: xlength report "
+            f"{args.source} --stream reads a sample of it"
+        )
     name = length_property_of(loader, dataset)
     try:
         lengths = get_lengths(dataset, name)

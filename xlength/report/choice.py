@@ -126,7 +126,7 @@ def source(value: Any, indent: int = 0) -> str:
 
 
 def _literal(value: Any) -> str:
-    if isinstance(value, str):
+    if type(value) is str:
         return f'"{value}"'
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         return str(int(value))

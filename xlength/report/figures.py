@@ -1,38 +1,24 @@
-"""The report's figures, by matplotlib (which mmengine brings): for a page, or as PNG files."""
+"""The report's figures."""
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from numpy.typing import NDArray
 
+from xlength.report.drawing import COLOURS, render_png, render_svg, short, style, titles
 from xlength.report.measures import Row
 from xlength.report.table import label, percent
 
 if TYPE_CHECKING:
+    from xlength.report.pools import PoolReport
     from xlength.report.result import Report
-
-COLOURS = {
-    "ink": "#1d2430",
-    "muted": "#667085",
-    "grid": "#e3e7ee",
-    "surface": "#ffffff",
-    "c1": "#2563c9",
-    "c2": "#d9720c",
-    "c3": "#0d8f77",
-    "c4": "#8a4fc4",
-    "c5": "#b0285f",
-    "c6": "#7c8798",
-}
-"""On paper and in light mode; in a page each is a CSS variable of the same name."""
 
 _SERIES = ("c1", "c2", "c3", "c4", "c5", "c6")
 _SIZE = (4.3, 3.4)
@@ -41,7 +27,7 @@ _MOST_STEPS = 240
 Draw = Callable[["Report", Figure], None]
 
 
-def lengths_figure(report: Report, figure: Figure) -> None:
+def lengths_figure(report: Report | PoolReport, figure: Figure) -> None:
     """How many samples have which length, on a logarithmic axis, by modality or source."""
     axes = _axes(figure)
     sizes = np.abs(report.lengths)
@@ -67,9 +53,9 @@ def lengths_figure(report: Report, figure: Figure) -> None:
     axes.set_xscale("log")
     axes.set_xlim(low * 0.9, (high + 1) * 1.1)
     axes.set_ylim(0, bottom.max() * 1.22)
-    axes.xaxis.set_major_formatter(FuncFormatter(_short))
+    axes.xaxis.set_major_formatter(FuncFormatter(short))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(_short))
+    axes.yaxis.set_major_formatter(FuncFormatter(short))
     for value, text in ((int(np.median(sizes)), "median"), (high, "longest")):
         axes.axvline(value, color=COLOURS["muted"], linewidth=0.8, linestyle=(0, (3, 2)))
         right = np.log(value / low) > 0.55 * np.log((high + 1) / low + 1e-9)
@@ -83,14 +69,14 @@ def lengths_figure(report: Report, figure: Figure) -> None:
             va="top",
             color=COLOURS["muted"],
         )
-    _titles(axes, "tokens of a sample", "samples")
+    titles(axes, "tokens of a sample", "samples")
     if len(_kinds(report)) > 1:
         axes.legend(
             loc="upper left", bbox_to_anchor=(0, 0.9), frameon=False, labelcolor=COLOURS["ink"]
         )
 
 
-def _kinds(report: Report) -> list[tuple[str, NDArray[np.int64]]]:
+def _kinds(report: Report | PoolReport) -> list[tuple[str, NDArray[np.int64]]]:
     """Lengths by modality, else by source: five at most, and the others."""
     lengths = report.lengths
     if lengths.min() < 0 < lengths.max():
@@ -129,7 +115,7 @@ def strategies_figure(report: Report, figure: Figure) -> None:
     axes.set_xlim(0, 1.12)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
     axes.tick_params(axis="y", labelcolor=COLOURS["ink"])
-    _titles(axes, "wall efficiency", "")
+    titles(axes, "wall efficiency", "")
     for colour, name in (("c3", "tokens"), ("c1", "attention")):
         axes.barh(0, 0, color=COLOURS[colour], label=f"{name} cost")
     axes.legend(
@@ -158,7 +144,7 @@ def epoch_figure(report: Report, figure: Figure) -> None:
     tops = []
     colours = ("c2", "c4", "c1") if len(shown) == 3 else ("c2", "c1")
     for panel, row, colour in zip(panels, shown, colours, strict=False):
-        _style(panel)
+        style(panel)
         share, fastest, slowest = band(row, report)
         panel.fill_between(share, 0, 1, color=COLOURS["grid"], linewidth=0, alpha=0.7)
         panel.fill_between(
@@ -181,7 +167,7 @@ def epoch_figure(report: Report, figure: Figure) -> None:
         panel.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     panels[0].set_ylim(0, 1.1 * max(*tops, 2.0))
     for panel in panels:
-        _titles(panel, "", "cost / useful cost" if panel is panels[0] or not wide else "")
+        titles(panel, "", "cost / useful cost" if panel is panels[0] or not wide else "")
     for panel in panels if wide else panels[-1:]:
         panel.set_xlabel("of the epoch's steps", color=COLOURS["muted"])
     if wide:
@@ -235,7 +221,7 @@ def window_figure(report: Report, figure: Figure) -> None:
         (upper, 1, "c1", "wall efficiency"),
         (lower, 2, "c2", "mates met again"),
     ):
-        _style(axes)
+        style(axes)
         values = [point[index] for point in points]
         axes.plot(windows, values, color=COLOURS[colour], marker="o", markersize=3, linewidth=1.4)
         if mark in windows:
@@ -250,7 +236,7 @@ def window_figure(report: Report, figure: Figure) -> None:
                 textcoords="offset points",
                 ha="left" if index == 1 else "right",
             )
-        _titles(axes, "", title)
+        titles(axes, "", title)
     upper.set_title(
         f"recommended window: {mark:,}" if mark else "",
         loc="left",
@@ -262,7 +248,7 @@ def window_figure(report: Report, figure: Figure) -> None:
     lower.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0%}"))
     for axes in (upper, lower):
         axes.yaxis.set_major_locator(MaxNLocator(4))
-    lower.set_xticks(windows, [_short(window, None) for window in windows])
+    lower.set_xticks(windows, [short(window, None) for window in windows])
     lower.xaxis.set_minor_locator(NullLocator())
     lower.set_xlabel("window: samples that are sorted together", color=COLOURS["muted"])
 
@@ -284,74 +270,22 @@ def figures_of(report: Report) -> list[str]:
 
 
 def svg(report: Report, name: str) -> str:
-    """A figure as SVG to stand in a page: colours are the page's, and names its own."""
+    """One of the report's figures as SVG, see ``render_svg``."""
     draw, size = FIGURES[name]
-    buffer = io.StringIO()
-    with rc_context(_RC | {"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure = Figure(size, layout="constrained")
-        draw(report, figure)
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    for colour, value in COLOURS.items():
-        text = text.replace(value, f"var(--{colour})")
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'\bid="', f'id="{name}-', text)
-    text = re.sub(r'(url\(|href=")#', rf"\g<1>#{name}-", text)
-    text = re.sub(r"(font[^;\"]*?)'?DejaVu Sans'?[^;\"]*", r"\1sans-serif", text)
-    return re.sub(
-        r'<svg ([^>]*?)width="[^"]*"', r"<svg \1", re.sub(r' height="[\d.]+pt"', "", text)
-    )
+    return render_svg(name, size, lambda figure: draw(report, figure))
 
 
 def write_png(report: Report, folder: Path) -> list[Path]:
     """Write the figures as PNG files, on white; returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name in figures_of(report):
         draw, size = FIGURES[name]
-        with rc_context(_RC):
-            figure = Figure(_WIDE.get(name, size), layout="constrained")
-            draw(report, figure)
-            paths.append(folder / f"{name}.png")
-            figure.savefig(paths[-1], dpi=140, facecolor=COLOURS["surface"])
+        paths.append(folder / f"{name}.png")
+        render_png(paths[-1], _WIDE.get(name, size), partial(draw, report))
     return paths
-
-
-_RC: Any = {
-    "font.size": 9.5,
-    "font.family": "DejaVu Sans",
-    "text.color": COLOURS["ink"],
-    "axes.edgecolor": COLOURS["grid"],
-    "xtick.color": COLOURS["muted"],
-    "ytick.color": COLOURS["muted"],
-    "axes.titlepad": 5,
-}
 
 
 def _axes(figure: Figure, grid: str = "y") -> Any:
     axes = figure.subplots()
-    _style(axes, grid)
+    style(axes, grid)
     return axes
-
-
-def _style(axes: Any, grid: str = "y") -> None:
-    axes.grid(axis=grid, color=COLOURS["grid"], linewidth=0.7)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-
-
-def _titles(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x, color=COLOURS["muted"])
-    axes.set_ylabel(y, color=COLOURS["muted"])
-
-
-def _short(value: float, _: Any) -> str:
-    """1,500,000 -> 1.5M; 2,048 -> 2,048; 20,000 -> 20k."""
-    if value >= 1e6:
-        return f"{value / 1e6:g}M"
-    if value >= 1e4:
-        return f"{value / 1e3:.3g}k"
-    return f"{value:,.0f}"

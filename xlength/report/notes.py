@@ -67,6 +67,12 @@ def peculiarities(lengths: Ints, setting: Setting, two_modalities: bool = False)
     return [note for note in checks if note]
 
 
+def stream_peculiarities(lengths: Ints) -> list[str]:
+    """Warnings about lengths that are to come as a stream."""
+    sizes = np.abs(lengths)
+    return [note for note in (_equal(sizes), _file_order(sizes)) if note]
+
+
 def _samples(count: int) -> str:
     return "1 sample is" if count == 1 else f"{count:,} samples are"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from xlength.report.figures import COLOURS, figures_of, svg
+from xlength.report.drawing import COLOURS
+from xlength.report.figures import figures_of, svg
 from xlength.report.table import COLUMNS, EXTRA, label
 
 if TYPE_CHECKING:
@@ -65,23 +67,29 @@ def page(report: Report) -> str:
 
     Light and dark follow the reader's system; on a narrow screen the table becomes cards.
     """
-    title = escape(report.name)
-    style = _STYLE.replace("/*light*/", _variables(COLOURS)).replace("/*dark*/", _variables(_DARK))
     body = [
-        f"<header><h1>{title}</h1><p>{escape(_subtitle(report))}</p></header>",
+        f"<header><h1>{escape(report.name)}</h1><p>{escape(_subtitle(report))}</p></header>",
         _choice(report),
-        _warnings(report),
+        warnings(report.notes),
         f"<section><h2>Strategies</h2>{_table(report)}</section>",
         f'<div class="figures">{"".join(_figure(report, n) for n in figures_of(report))}</div>',
-        _words(report),
+        words(_WORDS),
+        made_by(report.command),
     ]
+    return document(report.name, body)
+
+
+def document(title: str, body: Sequence[str]) -> str:
+    """A page of these parts."""
+    style = _STYLE.replace("/*light*/", _variables(COLOURS)).replace("/*dark*/", _variables(_DARK))
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
         '<link rel="icon" href="data:,">\n'
-        f"<title>{title}: xlength report</title>\n<style>\n{style}</style>\n</head>\n<body>\n"
-        f"<main>\n{chr(10).join(part for part in body if part)}\n</main>\n</body>\n</html>\n"
+        f"<title>{escape(title)}: xlength report</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n{chr(10).join(part for part in body if part)}\n</main>\n</body>\n"
+        "</html>\n"
     )
 
 
@@ -117,43 +125,72 @@ def _choice(report: Report) -> str:
     )
 
 
-def _warnings(report: Report) -> str:
-    items = "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+def warnings(notes: Sequence[str]) -> str:
+    """What is peculiar about the lengths."""
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     return f'<section class="warnings"><h2>Mind</h2><ul>{items}</ul></section>' if items else ""
 
 
 def _table(report: Report) -> str:
     columns = [(title.replace("\n", " "), cell, "") for title, cell in COLUMNS]
     columns += [(title.replace("\n", " "), cell, ' class="extra"') for title, cell in EXTRA]
-    head = "".join(f"<th>{escape(title)}</th>" for title, _, _ in columns)
-    rows = []
-    for row in report.rows:
-        cells = "".join(
-            f'<td data-label="{escape(title)}"{kind}>{escape(cell(row))}</td>'
-            for title, cell, kind in columns
+    rows = [
+        (
+            label(row),
+            [cell(row) for _, cell, _ in columns],
+            row is report.best and bool(report.lines),
         )
-        best = ' class="best"' if row is report.best and report.lines else ""
-        rows.append(f'<tr{best}><th scope="row">{escape(label(row))}</th>{cells}</tr>')
+        for row in report.rows
+    ]
+    return table([(title, kind) for title, _, kind in columns], rows)
+
+
+def table(
+    columns: Sequence[tuple[str, str]], rows: Sequence[tuple[str, Sequence[str], bool]]
+) -> str:
+    """A table that becomes cards on a narrow screen.
+
+    Args:
+        columns: (title, attributes) of each column but the first.
+        rows: (name, cells, whether it is the recommended one).
+    """
+    head = "".join(f"<th>{escape(title)}</th>" for title, _ in columns)
+    lines = []
+    for name, cells, best in rows:
+        inner = "".join(
+            f'<td data-label="{escape(title)}"{kind}>{escape(cell)}</td>'
+            for (title, kind), cell in zip(columns, cells, strict=True)
+        )
+        mark = ' class="best"' if best else ""
+        lines.append(f'<tr{mark}><th scope="row">{escape(name)}</th>{inner}</tr>')
     return (
         f'<div class="scroll"><table><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f"<tbody>{''.join(lines)}</tbody></table></div>"
     )
 
 
 def _figure(report: Report, name: str) -> str:
     title, text = _CAPTIONS[name]
+    return figure(title, text, svg(report, name))
+
+
+def figure(title: str, text: str, image: str) -> str:
+    """An SVG image with its title and caption."""
     return (
-        f'<figure><h2>{title}</h2><div role="img" aria-label="{escape(text)}">'
-        f"{svg(report, name)}</div><figcaption>{escape(text)}</figcaption></figure>"
+        f'<figure><h2>{escape(title)}</h2><div role="img" aria-label="{escape(text)}">'
+        f"{image}</div><figcaption>{escape(text)}</figcaption></figure>"
     )
 
 
-def _words(report: Report) -> str:
-    items = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in _WORDS)
-    return (
-        f"<section><h2>Words</h2><dl>{items}</dl></section>"
-        f"<footer><p>Made by</p><pre><code>{escape(report.command)}</code></pre></footer>"
-    )
+def words(entries: Sequence[tuple[str, str]]) -> str:
+    """Names of columns and what they mean, as HTML."""
+    items = "".join(f"<dt>{name}</dt><dd>{text}</dd>" for name, text in entries)
+    return f"<section><h2>Words</h2><dl>{items}</dl></section>"
+
+
+def made_by(command: str) -> str:
+    """The command that repeats the page."""
+    return f"<footer><p>Made by</p><pre><code>{escape(command)}</code></pre></footer>"
 
 
 _STYLE = """\
@@ -195,7 +232,7 @@ tbody th { text-align: left; font-weight: 500; white-space: nowrap; }
 tbody tr:last-child > * { border-bottom: 0; }
 .best > * { color: var(--good); font-weight: 600; }
 .figures {
-  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 16px;
+  display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 420px), 1fr)); gap: 16px;
   margin-bottom: 16px;
 }
 figure { margin: 0; }

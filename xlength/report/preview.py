@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from xlength.losses import IGNORE_INDEX
 from xlength.plan.epoch import EpochPlan
 from xlength.plan.groups import Ints
+from xlength.report.sources import is_stream
 
 IMAGE_TOKEN_INDEX = -200
 _RUN = 8
@@ -34,7 +35,7 @@ class Span:
 
 def first_samples(dataset: Any, count: int) -> list[Mapping[str, Any]]:
     """The first samples of a data set or a stream."""
-    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+    if not is_stream(dataset):
         return [dataset[i] for i in range(min(count, len(dataset)))]
     return list(islice(iter(dataset), count))
 

@@ -6,6 +6,7 @@ import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Source:
         strategy: what a config does now.
         batch_size, accumulate, max_tokens: a config's, or what comes closest to its plan.
         merge: where the loader comes from a ``_base_`` config, its keys; see ``config_lines``.
+        pool: a config's data set is a ``LengthPoolSortDataset`` already.
         notes: warnings of the measurement.
     """
 
@@ -45,6 +47,7 @@ class Source:
     accumulate: int = 1
     max_tokens: int | None = None
     merge: Sequence[str] | None = None
+    pool: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -102,11 +105,22 @@ def _read_side_file(path: Path, source: Source) -> None:
 
 
 def from_config(
-    config: str, options: Mapping[str, Any] | None, world_size: int, seed: int
+    config: str,
+    options: Mapping[str, Any] | None,
+    world_size: int,
+    seed: int,
+    stream_samples: int | None = None,
 ) -> Source:
     """The lengths of a config's training data, and its sampler as a strategy.
 
     The data set is built as training builds it, which may tokenise it (once, cached).
+
+    Args:
+        config: file or name.
+        options: settings that override the config's.
+        world_size: data-parallel ranks.
+        seed: of the sampler.
+        stream_samples: how many samples of a stream to read for their lengths; None refuses one.
 
     Raises:
         InputError: it has no training data that can be indexed, or a mistake.
@@ -116,11 +130,16 @@ def from_config(
 
     cfg = read_config(config, options)
     loader, dataset = open_config(cfg, config)
-    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        raise InputError(
-            f"{config} trains on a stream ({type(dataset).__name__}): its lengths are not "
-            "known; measure a sample of it, and give that to xlength report --stream"
-        )
+    if is_stream(dataset):
+        if stream_samples is None:
+            raise InputError(
+                f"{config} trains on a stream ({type(dataset).__name__}), for which nothing can be "
+                "planned: add --stream to see which pool it needs"
+            )
+        lengths, is_pool = _read_stream(dataset, stream_samples)
+        source = Source(Path(cfg.filename).name, lengths, pool=is_pool)
+        source.batch_size = _int(loader.get("batch_size"))
+        return source
     name = length_property_of(loader, dataset)
     source = Source(Path(cfg.filename).name, get_lengths(dataset, name), length_property=name)
     sampler = _sampler(loader, dataset, world_size, seed)
@@ -141,6 +160,30 @@ def from_config(
     if not assigns_loader(Path(cfg.filename)):
         source.merge = list(loader)
     return source
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether it can only be read from its beginning."""
+    from torch.utils.data import IterableDataset
+
+    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+
+
+def _read_stream(dataset: Any, count: int) -> tuple[Ints, bool]:
+    """Lengths of the first samples of a stream, and whether a pool sorts it already."""
+    from xlength.datasets.pool_key import SampleCost
+    from xlength.datasets.pool_sort import LengthPoolSortDataset
+    from xlength.plan.cost import TOKENS
+
+    is_pool = isinstance(dataset, LengthPoolSortDataset)
+    cost = dataset.cost if is_pool else SampleCost("length", TOKENS)
+    inner = dataset.dataset if is_pool else dataset
+    try:
+        samples = islice(iter(inner() if callable(inner) else inner), count)
+        lengths = [cost.length(sample, i) for i, sample in enumerate(samples)]
+    except (ValueError, OSError) as error:
+        raise InputError(f"the stream cannot be read: {error}") from error
+    return np.array(lengths, dtype=np.int64), is_pool
 
 
 def parse_options(pairs: Sequence[str] | None) -> dict[str, Any]:
@@ -212,7 +255,7 @@ def _sampler(loader: Mapping[str, Any], dataset: Any, world_size: int, seed: int
     sampler = dict(loader.get("sampler") or {})
     kind = sampler.get("type")
     cls = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
-    if cls is None or not hasattr(dataset, "__len__"):
+    if cls is None or is_stream(dataset):
         return None
     if sampler.get("seed") is None:
         sampler["seed"] = seed
