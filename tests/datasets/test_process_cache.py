@@ -15,8 +15,6 @@ from xlength import PROMPT_TEMPLATE, openai_map_fn, process_hf_dataset, template
 from xlength.datasets import tokenize
 from xlength.datasets.hashing import content_hash, tokenizer_hash
 
-ENCODE_TEXTS = tokenize.encode_texts
-
 START = """
 import sys, functools
 from xlength import process_hf_dataset, template_map_fn_factory
@@ -26,12 +24,12 @@ from transformers import AutoTokenizer
 import xlength.datasets.tokenize as tokenize
 
 calls = 0
-encode_texts = tokenize.encode_texts
+encode = tokenize.TextEncoder.__call__
 def counted(*args):
     global calls
     calls += 1
-    return encode_texts(*args)
-tokenize.encode_texts = counted
+    return encode(*args)
+tokenize.TextEncoder.__call__ = counted
 
 map_fn = functools.partial(lambda row, shout: openai_map_fn(row), shout=True)
 folder = sys.argv[1]
@@ -197,11 +195,12 @@ def test_what_cannot_be_hashed_is_never_found_again_and_says_so(log_lines):
 def test_nothing_is_read_from_the_cache_where_datasets_is_told_not_to(monkeypatch):
     calls = []
 
-    def encode_texts(*args):
+    def counted(*args):
         calls.append(1)
-        return ENCODE_TEXTS(*args)
+        return encode(*args)
 
-    monkeypatch.setattr(tokenize, "encode_texts", encode_texts)
+    encode = tokenize.TextEncoder.__call__
+    monkeypatch.setattr(tokenize.TextEncoder, "__call__", counted)
     rows = chats(4, seed=11)
     assert prepare(rows) == prepare(rows) and len(calls) == 1
     disable_caching()

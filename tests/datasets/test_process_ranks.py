@@ -14,7 +14,7 @@ from xlength import LengthConcatDataset
 from xlength.datasets import prepare, tokenize
 from xlength.datasets.map_fns import openai_map_fn
 
-ENCODE_TEXTS = tokenize.encode_texts
+ENCODE = tokenize.TextEncoder.__call__
 
 
 def write(folder, rows):
@@ -47,9 +47,9 @@ def rank_main(rank, folder, mode, variables, connection):
         time.sleep(0.5)
         if mode == "fails":
             raise OSError("disk full")
-        return ENCODE_TEXTS(*args)
+        return ENCODE(*args)
 
-    tokenize.encode_texts = slow
+    tokenize.TextEncoder.__call__ = slow
     os.environ.update(variables, RANK=str(rank), WORLD_SIZE="2")
     dist.init_process_group("gloo")
     if mode == "dies" and rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -63,6 +64,8 @@ def write(
     temporary = folder.with_name(name)
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
+    # A collection in a worker would touch, and so copy, all that this process holds.
+    gc.freeze()
     try:
         made = rows.map(
             row_pass,
@@ -87,6 +90,7 @@ def write(
             if not exists(folder):
                 raise
     finally:
+        gc.unfreeze()
         shutil.rmtree(temporary, ignore_errors=True)
 
 

@@ -8,12 +8,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from xlength.datasets.tokenize import (
     IGNORE_INDEX,
     IMAGE_TOKEN_INDEX,
     Ids,
     Piece,
-    cut,
+    TextEncoder,
     encode_pieces,
     with_image_ids,
 )
@@ -64,6 +66,7 @@ class ChatEncoder:
                 "another one of PROMPT_TEMPLATE, or set tokenizer.chat_template"
             )
         self.tokenizer = tokenizer
+        self.texts = TextEncoder(tokenizer)
         self.max_length = max_length
         self.with_image_token = with_image_token
         self.messages_column = messages_column
@@ -190,7 +193,7 @@ class ChatEncoder:
     def encode(self, rows: Sequence[Sequence[Piece]]) -> list[tuple[Ids, Ids, int]]:
         """(input_ids, labels, tokens cut off) of each row."""
         if self.in_pieces:
-            return encode_pieces(self.tokenizer, rows, self.max_length)
+            return encode_pieces(self.texts, rows, self.max_length)
         return [self._encode_whole(row) for row in rows]
 
     def _encode_whole(self, pieces: Sequence[Piece]) -> tuple[Ids, Ids, int]:
@@ -208,7 +211,9 @@ class ChatEncoder:
             ):
                 ids.append(token)
                 labels.append(token if start < end and flags[start] else IGNORE_INDEX)
-        return cut(ids, labels, self.max_length)
+        kept = slice(0, self.max_length)
+        cut = max(0, len(ids) - self.max_length)
+        return np.array(ids[kept], np.int32), np.array(labels[kept], np.int32), cut
 
 
 def _between_images(pieces: Sequence[Piece]) -> list[list[tuple[str, bool]]]:

@@ -146,13 +146,14 @@ def _messages(
         raise ValueError(f"no {key!r}; it has {list(row)}")
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise ValueError(f"{key!r} is {messages!r}; it must be a list of messages")
-    result = []
+    result: list[tuple[str, str, Row]] = []
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping):
+        if not isinstance(message, dict):  # quicker than Mapping, and what Arrow gives
             raise ValueError(f"message {i} is {message!r}; it must have {role!r} and {content!r}")
-        if not isinstance(message.get(role), str) or not isinstance(message.get(content), str):
+        who, said = message.get(role), message.get(content)
+        if not isinstance(who, str) or not isinstance(said, str):
             raise ValueError(f"message {i}: {role!r} and {content!r} must be strings: {message!r}")
-        result.append((message[role], message[content], message))
+        result.append((who, said, message))
     return result
 
 

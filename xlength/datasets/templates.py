@@ -144,7 +144,7 @@ def template_map_fn_factory(template: Mapping[str, Any] | str) -> partial[dict[s
     assert not isinstance(template, str)
     if not is_chat_template(template) and "{input}" not in template.get("INSTRUCTION", ""):
         raise ValueError(f"template {dict(template)} has no INSTRUCTION with {{input}} in it")
-    return partial(template_map_fn, template=ConfigDict(template))
+    return partial(template_map_fn, template=dict(template))
 
 
 @register(MAP_FUNC)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from xlength.datasets.words import WordTable, word_table
 from xlength.losses import IGNORE_INDEX
 
 IMAGE_TOKEN = "<image>"
@@ -61,7 +63,7 @@ class TurnEncoder:
         input_ids_with_output: bool = True,
         with_image_token: bool = False,
     ) -> None:
-        self.tokenizer = tokenizer
+        self.texts = TextEncoder(tokenizer)
         self.max_length = max_length
         self.input_ids_with_output = input_ids_with_output
         self.with_image_token = with_image_token
@@ -104,7 +106,7 @@ class TurnEncoder:
 
     def encode(self, rows: Sequence[Sequence[Piece]]) -> list[tuple[Ids, Ids, int]]:
         """(input_ids, labels, tokens cut off) of each row."""
-        return encode_pieces(self.tokenizer, rows, self.max_length)
+        return encode_pieces(self.texts, rows, self.max_length)
 
 
 def with_image_ids(text: str) -> list[Piece]:
@@ -116,31 +118,57 @@ def with_image_ids(text: str) -> list[Piece]:
 
 
 def encode_pieces(
-    tokenizer: Any, rows: Sequence[Sequence[Piece]], max_length: int
+    encode: Callable[[list[str]], list[list[int]]],
+    rows: Sequence[Sequence[Piece]],
+    max_length: int,
 ) -> list[tuple[Ids, Ids, int]]:
     """(input_ids, labels, tokens cut off) of each row; each text is tokenised by itself, once."""
+    if not rows:
+        return []
     texts = dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str))
-    table = dict(zip(texts, encode_texts(tokenizer, list(texts)), strict=True))
-    result = []
-    for row in rows:
-        ids: list[int] = []
-        labels: list[int] = []
-        for piece, trained in row:
-            tokens = table[piece] if isinstance(piece, str) else piece
-            ids += tokens
-            labels += tokens if trained else [IGNORE_INDEX] * len(tokens)
-        result.append(cut(ids, labels, max_length))
-    return result
+    table = dict(zip(texts, encode(list(texts)), strict=True))
+    pieces = [
+        (table[piece] if isinstance(piece, str) else piece, trained)
+        for row in rows
+        for piece, trained in row
+    ]
+    sizes = np.array([len(tokens) for tokens, _ in pieces], dtype=np.int64)
+    flags = np.array([trained for _, trained in pieces], dtype=bool)
+    flat = chain.from_iterable(tokens for tokens, _ in pieces)
+    ids = np.fromiter(flat, dtype=np.int32, count=int(sizes.sum()))
+    labels = np.where(np.repeat(flags, sizes), ids, np.int32(IGNORE_INDEX))
+    ends = np.append(0, np.cumsum(sizes))[np.cumsum([len(row) for row in rows])].tolist()
+    starts = [0, *ends[:-1]]
+    return [
+        (
+            ids[start:end][:max_length],
+            labels[start:end][:max_length],
+            max(0, end - start - max_length),
+        )
+        for start, end in zip(starts, ends, strict=True)
+    ]
 
 
-def cut(ids: Sequence[int], labels: Sequence[int], max_length: int) -> tuple[Ids, Ids, int]:
-    """The first ``max_length`` ids and labels as int32, and how many tokens were cut off."""
-    kept = slice(0, max_length)
-    return (
-        np.array(ids[kept], dtype=np.int32),
-        np.array(labels[kept], dtype=np.int32),
-        max(0, len(ids) - max_length),
-    )
+class TextEncoder:
+    """``encode_texts`` of one tokenizer, which may remember words; see ``words``.
+
+    The tokenizer must stay as it is. Cheap to pickle before its first use.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.table: WordTable | None = None
+        self.asked = False
+
+    def __call__(self, texts: list[str]) -> list[list[int]]:
+        if not self.asked:
+            self.asked = True
+            if _is_plain_fast(self.tokenizer):
+                self.table = word_table(self.tokenizer, self._encode)
+        return self._encode(texts) if self.table is None else self.table(texts)
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return encode_texts(self.tokenizer, texts)
 
 
 def encode_texts(tokenizer: Any, texts: list[str]) -> list[list[int]]:
