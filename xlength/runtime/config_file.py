@@ -65,6 +65,9 @@ def load_config(args: Namespace) -> Any:
     Raises:
         InputError: see ``read_config``.
     """
+    from mmengine.logging import print_log
+    from mmengine.runner import find_latest_checkpoint
+
     cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
     if args.work_dir is not None:
@@ -73,11 +76,16 @@ def load_config(args: Namespace) -> Any:
         cfg.work_dir = os.path.join("work_dirs", Path(cfg.filename).stem)
     if args.seed is not None:
         cfg.merge_from_dict({"randomness": {"seed": args.seed}})
-    if args.resume is not None:
-        cfg.resume = True
-        cfg.load_from = None if args.resume == "latest" else args.resume
     cfg.setdefault("resume", False)
     cfg.setdefault("load_from", None)
+    if args.resume == "latest":
+        if find_latest_checkpoint(cfg.work_dir) is None:
+            print_log(f"No checkpoint in {cfg.work_dir} yet: a new run begins.", "current")
+            cfg.resume = False  # but weights that the config names are loaded
+        else:
+            cfg.resume, cfg.load_from = True, None
+    elif args.resume is not None:
+        cfg.resume, cfg.load_from = True, args.resume
     return cfg
 
 

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import atexit
 import datetime
 import logging
 import os
 import subprocess
-from typing import Any
+import sys
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from mmengine.device import get_device
 from mmengine.logging import print_log
 
+from xlength.commands import InputError
+
+_RANK_VARIABLES = {
+    "pytorch": ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    "slurm": ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_NODELIST"),
+    "mpi": (
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
+}
+"""What each launcher sets in the processes it starts."""
+_STARTERS = {"pytorch": "torchrun or tools/dist_train.sh", "slurm": "srun", "mpi": "mpirun"}
 _HOST_DEVICES = ("cpu", "mps")
 _AMP_ONLY = ("dtype", "loss_scale", "use_fsdp")
 
@@ -32,6 +47,7 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
         cfg: altered in place.
         launcher: ``'none'``, ``'pytorch'``, ``'slurm'`` or ``'mpi'``.
     """
+    check_launcher(launcher)
     cfg.setdefault("env_cfg", {"dist_cfg": {"backend": "nccl"}})  # FlexibleRunner asks for it
     if launcher == "none" or has_accelerator():
         return
@@ -50,6 +66,27 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
         cfg.model_wrapper_cfg = wrapper
     else:
         _strategy_on_host(cfg)
+
+
+def check_launcher(launcher: str) -> None:
+    """Compare the launcher that is named with the one that started this process.
+
+    Raises:
+        InputError: its variables are missing; or torchrun started several processes and none is
+            named, so that each would train for itself.
+    """
+    missing = [name for name in _RANK_VARIABLES.get(launcher, ()) if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"--launcher {launcher} needs the environment variables that {_STARTERS[launcher]} "
+            f"sets; {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        )
+    size = os.environ.get("WORLD_SIZE", "1")
+    if launcher == "none" and "TORCHELASTIC_RUN_ID" in os.environ and size != "1":
+        raise InputError(
+            f"torchrun started {size} processes, but --launcher is none: each would train for "
+            "itself. Add --launcher pytorch"
+        )
 
 
 def _strategy_on_host(cfg: Any) -> None:
@@ -121,7 +158,28 @@ def choose_precision(cfg: Any, amp: bool) -> None:
             wrapper.pop(key, None)
 
 
-def leave_process_group() -> None:
-    """End the process group after a run, if there is one."""
+def leave_process_group(code: int) -> int:
+    """End the process group of a finished run and the process with it, if there is a group.
+
+    Gloo's threads can abort an interpreter that ends in the ordinary way ("terminate called without
+    an active exception", seen with torch 2.13), which torchrun would take for a failed run.
+
+    Args:
+        code: the exit code.
+
+    Returns:
+        ``code``, in a process without a group.
+    """
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
+        atexit._run_exitfuncs()
+        end_process(code)
+    return code
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process at once, waiting for nothing; the logs are written."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import traceback
 from argparse import Namespace
 from typing import Any
@@ -23,6 +21,7 @@ from xlength.runtime.config_errors import explain
 from xlength.runtime.config_file import load_config
 from xlength.runtime.environment import (
     choose_precision,
+    end_process,
     leave_process_group,
     prepare_environment,
 )
@@ -52,8 +51,7 @@ def train(args: Namespace) -> int:
         runner.train()
     except Stopped as stopped:
         print_log(str(stopped), "current", logging.WARNING)
-        leave_process_group()
-        return STOPPED
+        return leave_process_group(STOPPED)
     except (InputError, ResumeError) as error:
         return _fail(InputError(f"{args.config}: {error}"), error)
     except Exception as error:
@@ -61,8 +59,7 @@ def train(args: Namespace) -> int:
         if message is None:
             return _fail(error)
         return _fail(InputError(f"{args.config}: {message}"), error)
-    leave_process_group()
-    return 0
+    return leave_process_group(0)
 
 
 def _add_hooks(runner: Any) -> None:
@@ -102,7 +99,4 @@ def _fail(error: BaseException, cause: BaseException | None = None) -> int:
     else:
         traceback.print_exception(error)
         code = 1
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    end_process(code)
