@@ -105,6 +105,7 @@ def test_a_recipe_takes_two_steps_with_a_tiny_model_put_in(name, model_dir, chat
         f"{where}.dataset.data_files={chats}",
         f"{where}.max_length=256",
         *(["train_dataloader.sampler.plan.max_length=256"] if "packing" in name else []),
+        *(["train_dataloader.sampler.plan.max_tokens=512"] if "budget" in name else []),
         "train_dataloader.num_workers=0",
         "train_cfg._delete_=True",
         "train_cfg.type=TrainLoop",
