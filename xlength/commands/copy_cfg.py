@@ -39,5 +39,9 @@ def run(args: argparse.Namespace) -> int:
     text = flat_text(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text, encoding="utf-8")
-    print(f"Copied {source.stem} to {target}\nxlength train {target}")
+    print(
+        f"Copied {source.stem} to {target}; edit the settings at its top, then:\n"
+        f"  xlength report {target}   # what this config does, and the lines that do better\n"
+        f"  xlength train {target}"
+    )
     return 0

@@ -22,7 +22,7 @@ FREE_REPEAT, PRICE = 0.10, 0.25
 """Batch-mate repeat that counts for nothing, and what the rest of it counts for, see ``score``."""
 TOLERANCE = 0.01
 """Score that a smaller window may lose against the best."""
-_MANY_SAMPLES = 200_000
+_MANY_SAMPLES, _MOST_WINDOWS = 200_000, 10
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,12 @@ def can_pack(lengths: Ints, setting: Setting) -> bool:
 def window_curve(lengths: Ints, setting: Setting) -> list[Strategy]:
     """``TokenBudget`` under windows from small to all samples."""
     max_tokens = budget_of(lengths, setting)
-    step = 4 if len(lengths) > _MANY_SAMPLES else 2
+    first = 1 << max(4, (8 * setting.batch_size - 1).bit_length())  # some eight batches
+    doublings = max(0, int(np.log2(max(1.0, len(lengths) / (1.5 * first)))))
+    step = 2 if doublings < _MOST_WINDOWS and len(lengths) <= _MANY_SAMPLES else 4
     windows: list[int | None] = []
-    window = 1024 if step == 4 else 256
-    while 1.5 * window < len(lengths) and len(windows) < 9:
+    window = first
+    while 1.5 * window < len(lengths):
         windows.append(window)
         window *= step
     windows.append(None)
