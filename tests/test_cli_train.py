@@ -99,6 +99,15 @@ def test_options_override_the_config(here):
     assert len(diary("work_dirs/config")["entries"]) == 3
 
 
+def test_resuming_before_the_first_checkpoint_begins_with_the_weights_of_the_config(here):
+    shape = (128, 32)
+    torch.save({"state_dict": {"llm.lm_head.weight": torch.full(shape, 0.5)}}, "weights.pth")
+    options = ["load_from=weights.pth", "train_cfg.max_epochs=0.1"]
+    assert train("config.py", "--resume", options=options) == 0
+    state = torch.load("work_dirs/config/iter_1.pth", weights_only=False)["state_dict"]
+    assert torch.allclose(state["llm.lm_head.weight"], torch.full(shape, 0.5), atol=0.01)
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="about machines without an accelerator")
 def test_mixed_precision_without_an_accelerator_is_warned_about(here, log_lines):
     short = ["train_cfg.max_epochs=0.2"]
@@ -252,6 +261,10 @@ MISTAKES = {
         "instead there is 'per_device_batchsize'",
     ),
     "    sampler=dict": ("    samplr=dict", "unknown key train_dataloader.samplr of DataLoader"),
+    "    sampler=dict(type='LengthGroupedSampler', per_device_batch_size=4),": (
+        "",
+        "train_dataloader lacks the key 'sampler'",
+    ),
     "max_epochs=2": (
         "max_epoch=2",
         "unknown key train_cfg.max_epoch of TrainLoop; did you mean 'max_epochs'?",

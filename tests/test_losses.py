@@ -15,7 +15,35 @@ from xlength.models.sft import SupervisedFinetune
 LENGTHS = (11, 101)
 
 
-def gradient(micro_batches, *, accumulate=1, max_counts=-1, clip=None, hint=True, **model_options):
+class ScaledOptimWrapper(OptimWrapper):
+    """``AmpOptimWrapper``'s steps on a CPU, without its lower precision."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+
+    def backward(self, loss, **kwargs):
+        self.scaler.scale(loss).backward(**kwargs)
+        self._inner_count += 1
+
+    def step(self, **kwargs):
+        self.scaler.unscale_(self.optimizer)
+        if self.clip_grad_kwargs:
+            self._clip_grad()
+        self.scaler.step(self.optimizer, **kwargs)
+        self.scaler.update()
+
+
+def gradient(
+    micro_batches,
+    *,
+    accumulate=1,
+    max_counts=-1,
+    clip=None,
+    hint=True,
+    wrapper=OptimWrapper,
+    **model_options,
+):
     """The gradient that the optimiser sees at its last step, flat, and the losses reported.
 
     ``max_counts``: micro-steps of the run, as mmengine announces them. ``hint``: whether the loop
@@ -28,7 +56,7 @@ def gradient(micro_batches, *, accumulate=1, max_counts=-1, clip=None, hint=True
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     seen = []
     optimizer.register_step_pre_hook(lambda *_: seen.append(flat_gradient(model)))
-    wrapper = OptimWrapper(optimizer, accumulate, clip)
+    wrapper = wrapper(optimizer, accumulate, clip)
     wrapper.initialize_count_status(model, 0, max_counts)
     trained = wrap(model)
     if hint:
@@ -97,6 +125,14 @@ def test_clipping_sees_the_final_gradient(whole):
     same(loose, whole[0])
     tight, _ = gradient([batch(0), batch(1)], accumulate=2, clip=dict(max_norm=norm / 2))
     same(tight, whole[0] / 2)
+
+
+@pytest.mark.parametrize("hint", [True, False])
+def test_loss_scaling_and_clipping_together_see_the_final_gradient(whole, hint):
+    norm = whole[0].norm().item()
+    micro_batches = [batch(3), batch(2), batch(0), batch(1)]
+    options = dict(accumulate=2, clip=dict(max_norm=norm / 2), wrapper=ScaledOptimWrapper)
+    same(gradient(micro_batches, hint=hint, **options)[0], whole[0] / 2)
 
 
 def test_a_micro_step_without_a_label_weighs_nothing(whole):

@@ -110,13 +110,13 @@ class SupervisedFinetune(BaseModel):
         """Recompute activations in the backward pass."""
         if self.vision_language is None:
             self.llm.enable_input_require_grads()
-        self.llm.gradient_checkpointing_enable({"use_reentrant": False})
+        _renamed(self.llm, "checkpointing_enable")({"use_reentrant": False})
         if self.vision_language is not None:  # gradients would go all through a frozen tower
             self.llm.disable_input_require_grads()
 
     def activation_checkpointing_disable(self) -> None:
         """Keep activations for the backward pass."""
-        self.llm.gradient_checkpointing_disable()
+        _renamed(self.llm, "checkpointing_disable")()
 
     gradient_checkpointing_enable = activation_checkpointing_enable
     gradient_checkpointing_disable = activation_checkpointing_disable
@@ -177,6 +177,11 @@ class SupervisedFinetune(BaseModel):
         for name in [name for name in state if name.startswith(prefix) and name not in trained]:
             del state[name]
         return state
+
+
+def _renamed(llm: Any, name: str) -> Any:
+    """A method that transformers calls ``gradient_...`` before and ``activation_...`` from 5.24."""
+    return getattr(llm, f"activation_{name}", None) or getattr(llm, f"gradient_{name}")
 
 
 def _only_trained_are_missing(module: nn.Module, incompatible_keys: Any) -> None:

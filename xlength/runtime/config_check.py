@@ -52,6 +52,11 @@ def check_config(cfg: Any) -> None:
         if isinstance(loader, Mapping):
             known = [*inspect.signature(DataLoader.__init__).parameters, *_LOADER_KEYS]
             _check_keys(name, loader, known, "DataLoader")
+            if "sampler" not in loader:
+                raise InputError(
+                    f"{name} lacks the key 'sampler'; sampler=None would read in the order of the "
+                    "data, the same on every rank"
+                )
 
 
 def _check_top_level(cfg: Any) -> None:

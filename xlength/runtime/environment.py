@@ -53,9 +53,11 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
         return
     _set_rank_variables(launcher)
     if not dist.is_initialized():
+        options: dict[str, Any] = {}
         seconds = cfg.env_cfg.get("dist_cfg", {}).get("timeout")
-        timeout = None if seconds is None else datetime.timedelta(seconds=seconds)
-        dist.init_process_group("gloo", timeout=timeout)
+        if seconds is not None:
+            options["timeout"] = datetime.timedelta(seconds=seconds)
+        dist.init_process_group("gloo", **options)
     if cfg.get("runner_type", "Runner") == "Runner":
         wrapper = dict(cfg.get("model_wrapper_cfg") or {})
         wrapper.setdefault("type", "MMDistributedDataParallel")
