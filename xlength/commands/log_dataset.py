@@ -7,7 +7,6 @@ On a terminal trained text is green and the rest dim; elsewhere trained text sta
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
 
     from xlength.report.preview import first_samples, summary
     from xlength.report.sources import open_config, parse_options, strategy_of_config
+    from xlength.report.table import terminal_width
     from xlength.runtime.config_file import read_config
 
     if min(args.num_samples, args.world_size, args.steps) < 1:
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     cfg = read_config(args.config, parse_options(args.cfg_options))
     loader, dataset = open_config(cfg, args.config)
     decode = _decoder(cfg, loader, dataset)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = Console(highlight=False, width=terminal_width(120))
     for i, sample in enumerate(first_samples(dataset, args.num_samples)):
         console.print(f"\nsample {i}: {summary(sample)}", style="bold", markup=False)
         _print_sample(console, sample, args.show, decode)

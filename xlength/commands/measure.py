@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from xlength.measure.sources import Part
 
 FORMAT = 1
+_PIECE = 1 << 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,7 +135,7 @@ def write_side_file(
     side = {
         "format": FORMAT,
         "num_samples": len(lengths),
-        "num_tokens": int(abs(lengths.astype("int64")).sum()),
+        "num_tokens": sum(length * int(n) for length, n in enumerate(histogram(lengths)) if n),
         "fingerprint": fingerprint(lengths),
         "parts": [{"name": name, "num_samples": count} for name, count in parts],
         "length_property": "length",
@@ -186,10 +187,25 @@ def say(out: Path, lengths: Any) -> None:
     """What was found, and what to do with it."""
     import numpy as np
 
-    sizes = np.abs(lengths.astype(np.int64))
-    low, median, high, top = np.quantile(sizes, [0, 0.5, 0.99, 1]).astype(np.int64).tolist()
+    counts = histogram(lengths)
+    total = int((counts * np.arange(len(counts))).sum())
+    places = np.searchsorted(np.cumsum(counts), [1, 0.5 * len(lengths), 0.99 * len(lengths)])
+    low, median, high = places.tolist()
     print(
-        f"{out}: {len(sizes):,} samples, {int(sizes.sum()):,} tokens; shortest {low:,}, median "
-        f"{median:,}, 99 % {high:,}, longest {top:,}\n"
+        f"{out}: {len(lengths):,} samples, {total:,} tokens; shortest {low:,}, median "
+        f"{median:,}, 99 % {high:,}, longest {len(counts) - 1:,}\n"
         f"next: xlength report {out} --world-size 8 --batch-size 16"
     )
+
+
+def histogram(lengths: Any) -> Any:
+    """(longest + 1,) int64: how many samples have each length; read in pieces."""
+    import numpy as np
+
+    result = np.zeros(1, dtype=np.int64)
+    for start in range(0, len(lengths), _PIECE):
+        piece = np.abs(np.asarray(lengths[start : start + _PIECE], dtype=np.int64))
+        counts = np.bincount(piece, minlength=len(result))
+        counts[: len(result)] += result
+        result = counts
+    return result

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
+_PIECE = 1 << 20
+
 
 @dataclass(frozen=True, eq=False)
 class Groups:
@@ -124,9 +126,14 @@ class Groups:
 
 
 def fingerprint(*arrays: NDArray[Any]) -> str:
-    """16 hex digits of sha256 over the arrays' shapes and values as little-endian int64."""
+    """16 hex digits of sha256 over the arrays' shapes and values as little-endian int64.
+
+    Other types, such as memory-mapped int32, are converted a piece at a time.
+    """
     digest = hashlib.sha256()
     for array in arrays:
         digest.update(repr(array.shape).encode())
-        digest.update(np.ascontiguousarray(array, dtype="<i8").data)
+        for start in range(0, len(array), _PIECE):
+            piece = array[start : start + _PIECE]
+            digest.update(np.ascontiguousarray(piece, dtype="<i8").data)
     return digest.hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy as np
 from xlength.plan.groups import Ints, fingerprint
 from xlength.report.choice import source
 from xlength.report.strategies import Setting, cost_option
+from xlength.report.table import terminal_width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -133,7 +133,7 @@ def print_pools(report: PoolReport) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else 110, highlight=False)
+    console = Console(width=terminal_width(110), highlight=False)
     console.print(report.headline(), style="bold", markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ EXTRA: tuple[_Column, ...] = (
     ("dropped", lambda row: f"{row.dropped:,}"),
     ("plan\nseconds", lambda row: f"{row.plan_seconds:.2f}"),
 )
-_NARROW, _WIDE = 100, 124
+_NARROW, _WIDE = 104, 130
 
 
 def percent(share: float) -> str:
@@ -48,7 +49,7 @@ def print_report(report: Report) -> None:
     """Print it to the terminal, as wide as that is; where there is none, in all columns."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else _WIDE, highlight=False)
+    console = Console(width=terminal_width(_WIDE), highlight=False)
     console.print(report.headline(), style="bold")
     console.print(_table(report, console.width))
     notes = {row.strategy.name: row.strategy.note for row in report.rows if row.strategy.note}
@@ -72,6 +73,11 @@ def print_report(report: Report) -> None:
         console.print("\nAt the end of the config:\n", style="bold")
         # Plain, so that it can be copied whole.
         print(report.lines)
+
+
+def terminal_width(otherwise: int) -> int | None:
+    """None for the terminal's own width or that of ``COLUMNS``; else a given one, as in a pipe."""
+    return None if sys.stdout.isatty() or "COLUMNS" in os.environ else otherwise
 
 
 def _table(report: Report, width: int) -> Any:
