@@ -73,6 +73,7 @@ class RowPass:
     failed: bool = False
 
     def __call__(self, batch: Any) -> dict[str, list[Any]]:
+        batch = batch.copy()  # what is read of it is not written again, only what is made
         names = list(batch)
         size = len(batch[names[0]])
         outcomes = [self._outcome(Row(batch, i)) for i in range(size)]
@@ -187,6 +188,10 @@ class Row(MutableMapping[str, Any]):
             raise KeyError(key)
         value = self.source[key]
         return value if self.index is None else value[self.index]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As ``dict.get``; the one of ``Mapping`` is slow."""
+        return self[key] if key in self.names else default
 
     def __setitem__(self, key: str, value: Any) -> None:
         self.own[key] = value
