@@ -180,7 +180,8 @@ def test_a_bad_row_is_named_by_file_and_line_or_left_out_and_counted(tokenizer, 
             "qwen_chat",
         ),
         ('{"messages": []}\n', ["--tokenizer", "{tokenizer}"], "no row of"),
-        ("not json\n", ["--tokenizer", "{tokenizer}"], "has no rows"),
+        ("not json\n", ["--tokenizer", "{tokenizer}"], "has no row that can be read; the first:"),
+        ("\n \n", ["--tokenizer", "{tokenizer}"], "has no row"),
     ],
 )
 def test_what_cannot_be_measured_ends_with_one_line(

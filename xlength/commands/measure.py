@@ -65,9 +65,10 @@ def run(args: argparse.Namespace) -> int:
     from xlength.measure.sources import open_source
 
     parts = open_source(source, args.split, args.block_bytes)
-    row = first_row(block for part in parts for block in part.blocks(0))
+    row, problem = first_row(block for part in parts for block in part.blocks(0))
     if row is None:
-        raise InputError(f"{source} has no rows")
+        why = f" that can be read; the first: {problem}" if problem else ""
+        raise InputError(f"{source} has no row{why}")
     counting = from_arguments(
         row, args.tokenizer, args.template, args.map_fn, args.max_length, args.bad_rows
     )

@@ -106,10 +106,12 @@ def _columns(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return {name: [value.get(name) for value in values] for name in names}
 
 
-def first_row(blocks: Iterator[Block]) -> dict[str, Any] | None:
-    """The first row that can be parsed."""
+def first_row(blocks: Iterator[Block]) -> tuple[dict[str, Any] | None, str]:
+    """The first row that can be parsed; and what is wrong with the first that cannot."""
+    problem = ""
     for block in blocks:
         for row in block.rows()[0]:
             if row.value is not None:
-                return row.value
-    return None
+                return row.value, problem
+            problem = problem or row.problem
+    return None, problem
