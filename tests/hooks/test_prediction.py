@@ -37,7 +37,7 @@ SAMPLERS = {
 }
 
 
-def runner_of(work_dir, name="budget", loop=None, **loader):
+def runner_of(work_dir, name="budget", loop=None, visualizer=None, **loader):
     return Runner(
         model=dict(type="SupervisedFinetune", llm=tiny.llama(), use_activation_checkpointing=False),
         work_dir=str(work_dir),
@@ -49,6 +49,7 @@ def runner_of(work_dir, name="budget", loop=None, **loader):
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
         custom_hooks=[dict(type="LengthStatsHook")],
         default_hooks=dict(logger=dict(type="LoggerHook", interval=4)),
+        visualizer=visualizer,
         randomness=dict(seed=1),
         default_scope="mmengine",
         experiment_name=f"{Path(work_dir).name}-{name}",
@@ -78,6 +79,22 @@ def test_each_epoch_measures_what_its_plan_predicts(name, tmp_path):
     values = [epoch["epoch/wall_efficiency"] for epoch in epochs]
     assert name == "packing" or values[0] != values[1]  # one row is never padded
     assert "part from the plan's prediction" not in log
+
+
+def test_tensorboard_shows_the_epochs_too(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    backends = [dict(type="LocalVisBackend"), dict(type="TensorboardVisBackend")]
+    visualizer = dict(type="Visualizer", vis_backends=backends, name=tmp_path.name)
+    runner = runner_of(tmp_path, visualizer=visualizer)
+    runner.train()
+    epochs, _ = epochs_of(runner)
+    events = EventAccumulator(str(Path(runner.log_dir, "vis_data")))
+    events.Reload()
+    for name in ("epoch/wall_efficiency", "epoch/predicted_wall_efficiency"):
+        shown = [event.value for event in events.Scalars(name)]
+        assert shown == pytest.approx([epoch[name] for epoch in epochs], rel=1e-5)
+    assert len(events.Scalars("wall_efficiency")) > 1
 
 
 def test_an_epoch_that_began_before_is_compared_from_its_step_on(tmp_path):
