@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: quickstart test test-long lint clean
+.PHONY: quickstart test test-energon test-long lint clean
 
 # The stamp makes `make` install again when the metadata or the pins change, and only then.
 $(VENV)/.installed: setup.cfg pyproject.toml constraints.txt
@@ -22,6 +22,15 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+
+# Streams inside Megatron-Energon and torchdata, which are optional: real packages, real tars.
+$(VENV)/.installed-energon: $(VENV)/.installed
+	$(PIP) -e '.[energon]' torchdata
+	touch $@
+
+test-energon: $(VENV)/.installed-energon
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests/integrations \
+		tests/datasets/test_pool_resume.py
 
 test-long: $(VENV)/.installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m long

@@ -61,24 +61,30 @@ def loader_of(path, options, num_workers=0, rank=0, world_size=1, repeat=True, s
         task_encoder=PoolEncoder(options, skip),
         repeat=repeat,
     )
-    return energon.get_savable_loader(dataset, checkpoint_every_sec=0)
+    return energon.get_savable_loader(
+        dataset, checkpoint_every_sec=0, gc_collect_every_n_steps=0, watchdog_timeout_seconds=None
+    )
 
 
 def ids(batches):
     return [batch["id"].tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
 @pytest.mark.parametrize("options", MODES.values(), ids=MODES)
-def test_a_saved_loader_continues_with_exactly_the_same_batches(dataset_path, options, num_workers):
-    whole = ids(islice(loader_of(dataset_path, options, num_workers), 260))
-    for position in (1, 7, 33, 100):
+@pytest.mark.parametrize(("num_workers", "positions"), [(0, (1, 7, 33, 80)), (2, (33,))])
+def test_a_saved_loader_continues_with_exactly_the_same_batches(
+    dataset_path, options, num_workers, positions
+):
+    """With workers at one position only: Energon takes ten seconds to end a loader's workers."""
+    for position in positions:
         running = loader_of(dataset_path, options, num_workers)
-        assert ids(islice(running, position)) == whole[:position]
+        batches = iter(running)
+        list(islice(batches, position))
         state = pickle.loads(pickle.dumps(running.save_state_rank()))
+        expected = ids(islice(batches, 60))
         resumed = loader_of(dataset_path, options, num_workers)
         resumed.restore_state_rank(state)
-        assert ids(islice(resumed, 120)) == whole[position : position + 120], position
+        assert ids(islice(resumed, 60)) == expected, position
 
 
 def test_a_state_may_be_loaded_twice_and_saved_again_at_once(dataset_path):
@@ -114,7 +120,7 @@ def test_ranks_meet_like_lengths_and_batches_hold_neighbours(dataset_path, mode)
     options = dict(pool_size=60, micro_batch_size=4, mode=mode)
     costs = []
     for rank in range(2):
-        loader = loader_of(dataset_path, options, 2, rank, 2)
+        loader = loader_of(dataset_path, options, 0, rank, 2)
         batches = [batch["length"] for batch in islice(loader, 200)]
         assert np.mean([np.ptp(batch.numpy()) for batch in batches]) < 60
         costs.append([int(batch.max()) for batch in batches])
