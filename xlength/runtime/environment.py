@@ -49,7 +49,10 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
     """
     check_launcher(launcher)
     cfg.setdefault("env_cfg", {"dist_cfg": {"backend": "nccl"}})  # FlexibleRunner asks for it
-    if launcher == "none" or has_accelerator():
+    if launcher == "none":
+        return
+    if has_accelerator():
+        _init_again(cfg.env_cfg.get("dist_cfg", {}))
         return
     _set_rank_variables(launcher)
     if not dist.is_initialized():
@@ -57,7 +60,7 @@ def prepare_environment(cfg: Any, launcher: str) -> None:
         seconds = cfg.env_cfg.get("dist_cfg", {}).get("timeout")
         if seconds is not None:
             options["timeout"] = datetime.timedelta(seconds=seconds)
-        dist.init_process_group("gloo", **options)
+        dist.init_process_group("gloo", **options, **_store_of_restart())
     if cfg.get("runner_type", "Runner") == "Runner":
         wrapper = dict(cfg.get("model_wrapper_cfg") or {})
         wrapper.setdefault("type", "MMDistributedDataParallel")
@@ -89,6 +92,32 @@ def check_launcher(launcher: str) -> None:
             f"torchrun started {size} processes, but --launcher is none: each would train for "
             "itself. Add --launcher pytorch"
         )
+
+
+def _init_again(dist_cfg: dict[str, Any]) -> None:
+    """Where torchrun has started the process again, do what mmengine does, with another store."""
+    store = _store_of_restart()
+    if not store or dist.is_initialized() or not torch.cuda.is_available():
+        return
+    options = dict(dist_cfg)
+    seconds = options.pop("timeout", None)
+    if seconds is not None:
+        options["timeout"] = datetime.timedelta(seconds=seconds)
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(options.pop("backend", "nccl"), **options, **store)
+
+
+def _store_of_restart() -> dict[str, Any]:
+    """Where processes that torchrun has started again meet: it keeps one store over all restarts,
+    which still holds the addresses of those that have ended."""
+    env = os.environ
+    attempt = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if attempt == 0 or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return {}
+    world_size = int(env["WORLD_SIZE"])
+    agent = dist.TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), world_size, is_master=False)
+    store = dist.PrefixStore(f"attempt{attempt}", agent)
+    return {"store": store, "rank": int(env["RANK"]), "world_size": world_size}
 
 
 def _strategy_on_host(cfg: Any) -> None:
