@@ -63,7 +63,7 @@ def test_labels_and_ids_are_shown_as_numbers(config, capsys):
 
 
 def test_the_first_steps_are_those_of_the_sampler_on_each_rank(config, capsys):
-    from xlength.report.sources import open_config, strategy_of_config
+    from xlength.report.configs import open_config, strategy_of_config
     from xlength.runtime.config_file import read_config
     from xlength.samplers.length_grouped import LengthGroupedSampler
 

@@ -132,6 +132,19 @@ def test_a_configs_plan_says_what_the_others_are_compared_at(tmp_path):
     assert rows["Packing", "plan"]["options"]["max_length"] == 700
 
 
+def test_a_config_of_ready_packs_is_compared_on_the_samples_in_them(tmp_path):
+    path = config_file(tmp_path, "dict(type='DefaultSampler', shuffle=True)")
+    text = path.read_text().replace(
+        "dataset=dict(", "dataset=dict(type='PackedDataset', dataset=dict("
+    )
+    path.write_text(text.replace("),\n    sampler", "), max_length=600),\n    sampler"))
+    found = report(path, "--world-size", 2, tmp_path=tmp_path)
+    assert found["num_samples"] == 300 and found["config_lines"] == ""
+    assert "ready packs of up to" in found["warnings"][0]
+    packing = next(row for row in found["strategies"] if row["name"] == "Packing")
+    assert packing["options"]["max_length"] <= 600
+
+
 def test_max_length_cuts_and_says_what_is_lost(lengths, tmp_path, capsys):
     found = report(lengths, "--max-length", 600, tmp_path=tmp_path)
     over = tool_chats(1500) > 600

@@ -12,8 +12,8 @@ from mmengine.runner import Runner
 import tests.tiny  # noqa: F401  registers the data
 from tests.report.test_measures import tool_chats
 from xlength.report.choice import config_lines, recommend, source, verdict
+from xlength.report.configs import assigns_loader
 from xlength.report.measures import measure
-from xlength.report.sources import assigns_loader
 from xlength.report.strategies import Setting, measure_all, strategies
 
 SETTING = Setting(world_size=1, batch_size=4)

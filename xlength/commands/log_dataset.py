@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     """Print samples, then steps."""
     from rich.console import Console
 
+    from xlength.report.configs import open_config, parse_options, strategy_of_config
     from xlength.report.preview import first_samples, summary
-    from xlength.report.sources import open_config, parse_options, strategy_of_config
     from xlength.report.table import terminal_width
     from xlength.runtime.config_file import read_config
 
@@ -93,8 +93,8 @@ def _print_steps(console: Any, strategy: Any, loader: Any, dataset: Any, args: A
     from rich.table import Table
 
     from xlength.lengths import get_lengths
+    from xlength.report.configs import length_property_of
     from xlength.report.preview import steps_of
-    from xlength.report.sources import length_property_of
 
     plan = strategy.build(0, None)
     lengths = get_lengths(dataset, length_property_of(loader, dataset))

@@ -206,7 +206,7 @@ def make_report(args: argparse.Namespace) -> Any:
         curve=curve,
         notes=[*source.notes, *warnings],
         verdict=text,
-        lines="" if text.startswith("Keep") else lines,
+        lines="" if text.startswith("Keep") or source.packs else lines,
         command=shlex.join(["xlength", *sys.argv[1:]]),
     )
 
@@ -243,7 +243,7 @@ def _cost(text: str) -> Any:
 
 
 def _source(args: argparse.Namespace) -> Any:
-    from xlength.report import sources
+    from xlength.report import configs, sources
 
     if (args.source is None) == (args.shape is None):
         raise InputError("give either SOURCE (lengths.npy or a config) or --shape")
@@ -259,9 +259,9 @@ def _source(args: argparse.Namespace) -> Any:
             f"{path} is neither lengths (.npy) nor a config (.py); measure it first: "
             f"xlength measure {path} -o lengths.npy"
         )
-    options = sources.parse_options(args.cfg_options)
+    options = configs.parse_options(args.cfg_options)
     samples = STREAM_SAMPLES if args.stream else None
-    return sources.from_config(args.source, options, args.world_size, args.seed, samples)
+    return configs.from_config(args.source, options, args.world_size, args.seed, samples)
 
 
 def _write(path: Path, text: str) -> None:

@@ -20,7 +20,7 @@ def measure_config(args: argparse.Namespace, out: Path) -> int:
     A ``process_hf_dataset`` that was not prepared before is counted in blocks, to be continued when
     killed; any other data set is built as training builds it, and asked for its lengths.
     """
-    from xlength.report.sources import parse_options
+    from xlength.report.configs import parse_options
     from xlength.runtime.config_file import read_config
 
     for name in ("tokenizer", "template", "map_fn"):
@@ -74,7 +74,7 @@ def _count(args: argparse.Namespace, out: Path, dataset: Mapping[str, Any]) -> i
 
 def _build(args: argparse.Namespace, out: Path, cfg: Any) -> int:
     from xlength.lengths import get_lengths
-    from xlength.report.sources import is_stream, length_property_of, open_config
+    from xlength.report.configs import is_stream, length_property_of, open_config
 
     loader, dataset = open_config(cfg, args.source)
     if is_stream(dataset):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from xlength.losses import IGNORE_INDEX
 from xlength.plan.epoch import EpochPlan
 from xlength.plan.groups import Ints
-from xlength.report.sources import is_stream
+from xlength.report.configs import is_stream
 
 IMAGE_TOKEN_INDEX = -200
 _RUN = 8

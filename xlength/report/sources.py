@@ -1,14 +1,11 @@
-"""Where a report's lengths come from: a file of lengths, a config, or a made shape."""
+"""Where a report's lengths come from: a file of lengths or a made shape; see also ``configs``."""
 
 from __future__ import annotations
 
-import ast
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +30,7 @@ class Source:
         batch_size, accumulate, max_tokens: a config's, or what comes closest to its plan.
         merge: where the loader comes from a ``_base_`` config, its keys; see ``config_lines``.
         pool: a config's data set is a ``LengthPoolSortDataset`` already.
+        packs: a config's samples are ready packs, so lines to paste would not fit.
         notes: warnings of the measurement.
     """
 
@@ -48,6 +46,7 @@ class Source:
     max_tokens: int | None = None
     merge: Sequence[str] | None = None
     pool: bool = False
+    packs: bool = False
     notes: list[str] = field(default_factory=list)
 
 
@@ -102,187 +101,6 @@ def _read_side_file(path: Path, source: Source) -> None:
         source.length_property = str(side.get("length_property", "length"))
     except (OSError, ValueError, KeyError, TypeError):
         return
-
-
-def from_config(
-    config: str,
-    options: Mapping[str, Any] | None,
-    world_size: int,
-    seed: int,
-    stream_samples: int | None = None,
-) -> Source:
-    """The lengths of a config's training data, and its sampler as a strategy.
-
-    The data set is built as training builds it, which may tokenise it (once, cached).
-
-    Args:
-        config: file or name.
-        options: settings that override the config's.
-        world_size: data-parallel ranks.
-        seed: of the sampler.
-        stream_samples: how many samples of a stream to read for their lengths; None refuses one.
-
-    Raises:
-        InputError: it has no training data that can be indexed, or a mistake.
-    """
-    from xlength.lengths import get_lengths
-    from xlength.runtime.config_file import read_config
-
-    cfg = read_config(config, options)
-    loader, dataset = open_config(cfg, config)
-    if is_stream(dataset):
-        if stream_samples is None:
-            raise InputError(
-                f"{config} trains on a stream ({type(dataset).__name__}), for which nothing can be "
-                "planned: add --stream to see which pool it needs"
-            )
-        lengths, is_pool = _read_stream(dataset, stream_samples)
-        source = Source(Path(cfg.filename).name, lengths, pool=is_pool)
-        source.batch_size = _int(loader.get("batch_size"))
-        return source
-    name = length_property_of(loader, dataset)
-    source = Source(Path(cfg.filename).name, get_lengths(dataset, name), length_property=name)
-    sampler = _sampler(loader, dataset, world_size, seed)
-    source.strategy = _strategy(sampler, loader, dataset, world_size)
-    source.two_modalities = "modality" in name
-    source.media = source.two_modalities or hasattr(dataset, "modality_length")
-    source.batch_size = _int(loader.get("batch_size"))
-    plan = getattr(sampler, "plan", None)
-    if plan is not None:
-        limit = getattr(plan, "max_tokens", getattr(plan, "max_length", None))
-        fitting = (
-            1 if limit is None else max(1, round(limit / float(np.abs(source.lengths).mean())))
-        )
-        source.batch_size = getattr(plan, "batch_size", fitting)
-        source.max_tokens = limit
-    wrapper = cfg.get("optim_wrapper") or {}
-    source.accumulate = _int(wrapper.get("accumulative_counts")) or 1
-    if not assigns_loader(Path(cfg.filename)):
-        source.merge = list(loader)
-    return source
-
-
-def is_stream(dataset: Any) -> bool:
-    """Whether it can only be read from its beginning."""
-    from torch.utils.data import IterableDataset
-
-    return isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
-
-
-def _read_stream(dataset: Any, count: int) -> tuple[Ints, bool]:
-    """Lengths of the first samples of a stream, and whether a pool sorts it already."""
-    from xlength.datasets.pool_key import SampleCost
-    from xlength.datasets.pool_sort import LengthPoolSortDataset
-    from xlength.plan.cost import TOKENS
-
-    is_pool = isinstance(dataset, LengthPoolSortDataset)
-    cost = dataset.cost if is_pool else SampleCost("length", TOKENS)
-    inner = dataset.dataset if is_pool else dataset
-    try:
-        samples = islice(iter(inner() if callable(inner) else inner), count)
-        lengths = [cost.length(sample, i) for i, sample in enumerate(samples)]
-    except (ValueError, OSError) as error:
-        raise InputError(f"the stream cannot be read: {error}") from error
-    return np.array(lengths, dtype=np.int64), is_pool
-
-
-def parse_options(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """The pairs of ``--cfg-options``, values read as mmengine reads them."""
-    from mmengine.config import DictAction
-
-    options: dict[str, Any] = {}
-    for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise InputError(f"--cfg-options takes KEY=VALUE, got {pair!r}")
-        options[key] = DictAction._parse_iterable(value)
-    return options
-
-
-def open_config(cfg: Any, name: str) -> tuple[Mapping[str, Any], Any]:
-    """The ``train_dataloader`` of a config, and its data set, built as training builds it.
-
-    Raises:
-        InputError: there is none, or it cannot be built.
-    """
-    from mmengine.registry import DATASETS, DefaultScope
-
-    loader = cfg.get("train_dataloader")
-    if not isinstance(loader, Mapping) or loader.get("dataset") is None:
-        raise InputError(f"{name} has no train_dataloader with a dataset")
-    dataset = loader["dataset"]
-    if not isinstance(dataset, Mapping):
-        return loader, dataset
-    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmengine")):
-        try:
-            return loader, DATASETS.build(dataset)
-        except (ValueError, OSError, KeyError) as error:
-            raise InputError(f"{name}, train_dataloader.dataset: {error}") from error
-
-
-def assigns_loader(file: Path) -> bool:
-    """Whether a config file itself assigns ``train_dataloader``, not only its ``_base_``."""
-    try:
-        body = ast.parse(file.read_text(encoding="utf-8")).body
-    except (OSError, SyntaxError):
-        return False
-    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
-    return any(isinstance(t, ast.Name) and t.id == "train_dataloader" for t in targets)
-
-
-def length_property_of(loader: Any, dataset: Any) -> str:
-    """Where the sampler of a config finds the lengths."""
-    given = (loader.get("sampler") or {}).get("length_property")
-    if isinstance(given, str):
-        return given
-    return "modality_length" if hasattr(dataset, "modality_length") else "length"
-
-
-def strategy_of_config(
-    loader: Mapping[str, Any], dataset: Any, world_size: int, seed: int
-) -> Strategy | None:
-    """The sampler of a ``train_dataloader``, as on the first of ``world_size`` ranks.
-
-    None where its order is not known beforehand.
-    """
-    sampler = _sampler(loader, dataset, world_size, seed)
-    return _strategy(sampler, loader, dataset, world_size)
-
-
-def _sampler(loader: Mapping[str, Any], dataset: Any, world_size: int, seed: int) -> Any:
-    from mmengine.registry import DATA_SAMPLERS
-
-    sampler = dict(loader.get("sampler") or {})
-    kind = sampler.get("type")
-    cls = DATA_SAMPLERS.get(kind) if isinstance(kind, str) else kind
-    if cls is None or is_stream(dataset):
-        return None
-    if sampler.get("seed") is None:
-        sampler["seed"] = seed
-    if str(getattr(cls, "__module__", "")).startswith("xlength."):
-        sampler.setdefault("dp_rank", 0)
-        sampler.setdefault("dp_world_size", world_size)
-    try:
-        return DATA_SAMPLERS.build({**sampler, "type": kind}, default_args=dict(dataset=dataset))
-    except ValueError as error:
-        raise InputError(f"train_dataloader.sampler: {error}") from error
-
-
-def _strategy(
-    sampler: Any, loader: Mapping[str, Any], dataset: Any, world_size: int
-) -> Strategy | None:
-    from xlength.report.samplers import strategy_of
-
-    if sampler is None:
-        return None
-    collate = (loader.get("collate_fn") or {}).get("type", "")
-    packed = "packed_collate_fn" in str(getattr(collate, "__name__", collate))
-    batch_size = None if loader.get("batch_sampler") else _int(loader.get("batch_size"))
-    return strategy_of(sampler, batch_size, len(dataset), world_size, packed)
-
-
-def _int(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def named_parts(source: Source, lengths: Ints) -> Sequence[tuple[str, int, int]]:
