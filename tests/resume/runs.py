@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from mmengine.hooks import Hook
 from mmengine.registry import DATASETS, HOOKS
-from mmengine.runner import Runner
+from mmengine.runner import FlexibleRunner, Runner
 
 import tests.tiny as tiny
 from xlength.runtime.checkpoint import trust_checkpoints
@@ -107,7 +107,8 @@ def train(work_dir, train_cfg, data=None, stop_after=None, seed=1, interval=1, *
     by_epoch = options.pop("by_epoch", False)
     state = options.pop("state", dict(type="DataStateHook"))
     accumulate = options.pop("accumulate", 1)
-    runner = Runner(
+    kind = FlexibleRunner if "strategy" in options else Runner
+    runner = kind(
         model=dict(
             type="SupervisedFinetune",
             llm=tiny.llama(attention_dropout=0.2),

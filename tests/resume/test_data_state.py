@@ -38,6 +38,23 @@ def test_without_the_hook_the_same_comparison_fails(tmp_path):
     assert rest[0].tokens != whole[0].tokens[9:]
 
 
+def test_weights_that_are_loaded_only_begin_a_new_run(tmp_path):
+    train(tmp_path / "first", ITERS)
+    weights_of = str(tmp_path / "first/iter_8.pth")
+    trained, _ = train(tmp_path / "first", ITERS, load_from=weights_of)
+    assert trained.epochs[0] == (0, 0) and len(trained.batches) == 15
+
+
+def test_a_flexible_runner_resumes_exactly(tmp_path):
+    """It reads the checkpoint before its hooks run."""
+    options = dict(
+        strategy=dict(type="SingleDeviceStrategy"),
+        env_cfg=dict(dist_cfg=dict(backend="gloo")),
+    )
+    whole = train(tmp_path, ITERS, accumulate=2, **options)
+    assert_same_end(resume(tmp_path, 9, ITERS, accumulate=2, **options), whole, 8)
+
+
 @LONG
 def test_workers_augment_differently_in_every_epoch_and_the_same_for_any_number_of_them(tmp_path):
     runs = [

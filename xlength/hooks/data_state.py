@@ -64,20 +64,27 @@ class DataStateHook(Hook):
         self.strict = strict
         self._resume: Resume | None = None
         self._built_with: int | None = None
+        self._in_file: dict[str, Any] | None = None
         self._bases: dict[int, tuple[dict[str, Any], int]] = {}
         self._now = self._consumed = Position()
         self._taken: dict[str, Any] = {"loss": None}
         self._is_lost = False
 
     def before_run(self, runner: Any) -> None:
-        """Forget what an earlier run of the same name left."""
-        runner.message_hub.pop_info(KEY)
+        """Note what the samplers were built with."""
         self._built_with = runner.seed
+
+    def after_load_checkpoint(self, runner: Any, checkpoint: dict[str, Any]) -> None:
+        """Note what is in the file: the message hub may still have what an earlier run left."""
+        hub = checkpoint.get("message_hub")
+        self._in_file = hub["runtime_info"].get(KEY) if isinstance(hub, dict) else None
 
     def before_train(self, runner: Any) -> None:
         """Position loop, loader and random states, where the run is resumed."""
         self._group = HostGroup("the position of every rank", configured_timeout(runner))
         saved = runner.message_hub.get_info(KEY)
+        if saved != self._in_file:  # nothing was resumed, or weights were loaded only
+            saved = None
         self._bases = {}
         self._now = Position(runner.epoch, 0, runner.iter)
         if saved is not None:

@@ -190,7 +190,9 @@ class Resume:
         )
         if "optimiser" in self.saved:
             restore_learning_rates(runner, self.saved["optimiser"])
-        runner.optim_wrapper.initialize_count_status(runner.model, position.iter, loop.max_iters)
+        wrapper = runner.optim_wrapper
+        if hasattr(wrapper, "initialize_count_status"):  # not where DeepSpeed accumulates
+            wrapper.initialize_count_status(runner.model, position.iter, loop.max_iters)
         for hook in runner.hooks:  # they have noted the iteration of the checkpoint
             if isinstance(hook, (IterTimerHook, RuntimeInfoHook)):
                 hook.before_train(runner)
