@@ -67,7 +67,10 @@ def stream_hf_dataset(
     """
     if bad_rows not in ("error", "skip"):
         raise ValueError(f"bad_rows={bad_rows!r} must be 'error' or 'skip'")
-    stream = build(dataset, "dataset")
+    is_config = isinstance(dataset, Mapping) and "type" in dataset
+    stream = (
+        dataset if isinstance(dataset, Mapping) and not is_config else build(dataset, "dataset")
+    )
     if isinstance(stream, Mapping):
         if split not in stream:
             raise ValueError(f"split={split!r} is none of the data set's splits {list(stream)}")

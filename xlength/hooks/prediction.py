@@ -13,7 +13,7 @@ from xlength.plan.groups import Ints
 from xlength.plan.report import rank_balance
 from xlength.report.measures import Strategy, batch_costs
 from xlength.report.samplers import strategy_of
-from xlength.runtime.loaders import sampler_of
+from xlength.runtime.loaders import is_stream, sampler_of
 from xlength.samplers.plan import PlanSampler
 
 FIGURES = ("padding_efficiency", "wall_efficiency", "rank_balance")
@@ -65,7 +65,7 @@ def predict(loader: Any, start: int, num_steps: int, cost: Cost) -> dict[str, fl
 def _epoch_of(loader: Any) -> tuple[EpochPlan, Strategy, Ints] | None:
     dataset: Any = getattr(loader, "dataset", None)
     sampler, _ = sampler_of(loader)
-    if not hasattr(dataset, "__len__") or _has_packs(dataset):
+    if is_stream(loader) or not hasattr(dataset, "__len__") or _has_packs(dataset):
         return None
     packed = "packed_collate_fn" in _name_of(getattr(loader, "collate_fn", None))
     world_size = getattr(sampler, "world_size", 1)
