@@ -2,7 +2,9 @@
 dropout, learning rates and weights."""
 
 import pytest
+from mmengine.runner import Runner
 
+import tests.tiny as tiny
 from tests.resume.runs import (
     LENGTHS,
     assert_same_end,
@@ -165,6 +167,26 @@ def test_hard_input_30_what_changed_is_named_or_the_epoch_begins_anew(change, tm
     if num_samples <= 4 * 7 and options.get("batch_size") != 2:
         assert sorted(drawn[:num_samples]) == list(range(num_samples))
     assert runner.iter == 15
+
+
+def test_other_packs_are_refused_by_name(tmp_path):
+    def packed(max_length):
+        rows = [tiny.sample(i, length) for i, length in enumerate(LENGTHS)]
+        rows = [{**row, "length": len(row["input_ids"])} for row in rows]
+        dataset = dict(type="PackedDataset", dataset=Rows(rows), max_length=max_length)
+        collate = dict(type="packed_collate_fn")
+        sampler = dict(type="DefaultSampler", shuffle=True)
+        return dict(batch_size=1, dataset=dataset, sampler=sampler, collate_fn=collate)
+
+    class Rows(list):
+        length = LENGTHS
+
+    state = Runner.build_dataloader(packed(64)).dataset.state_dict()
+    same = Runner.build_dataloader(packed(64)).dataset
+    same.load_state_dict(state)
+    other = Runner.build_dataloader(packed(65)).dataset
+    with pytest.raises(ValueError, match="max_length was 64 and is 65"):
+        other.load_state_dict(state)
 
 
 def test_hard_input_31_a_state_loaded_twice_gives_the_same_remainder(tmp_path):

@@ -19,12 +19,13 @@ from xlength.datasets.token_rows import pack_of, refuse_media, token_rows
 from xlength.lengths import get_lengths
 from xlength.losses import IGNORE_INDEX
 from xlength.plan.epoch import epoch_rng
-from xlength.plan.groups import Groups
+from xlength.plan.groups import Groups, fingerprint
 from xlength.plan.outlook import packing_outlook
 from xlength.plan.pack import pack_samples
 from xlength.plan.pieces import Overlong, Packs, Pieces
 from xlength.registry import DATASETS, register
 from xlength.runtime.build import build
+from xlength.samplers.state import check_state
 
 Ints = NDArray[np.int64]
 
@@ -79,7 +80,31 @@ class PackedDataset(Dataset[dict[str, Any]]):
         self.sample_lengths = lengths
         self.length = self.packs.fills(lengths)
         """(packs,) int64, tokens of each pack."""
+        self._state: dict[str, Any] = {
+            "version": 1,
+            "type": "PackedDataset",
+            "fingerprint": fingerprint(lengths, *_arrays(self.packs)),
+            "options": {
+                "max_length": max_length,
+                "strategy": strategy,
+                "overlong": overlong,
+                "length_property": length_property,
+                "seed": seed,
+            },
+        }
         self._log(report, strategy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the packs are made from: plain values. Their order is the sampler's affair."""
+        return {**self._state, "options": dict(self._state["options"])}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> None:
+        """Check that these are the packs of the state; nothing else is to be continued here.
+
+        Raises:
+            ValueError: they are others (``strict``); otherwise there is a warning.
+        """
+        check_state({"epoch": "of the packs", **state}, self.state_dict(), strict)
 
     def _learnable(self, lengths: Ints) -> Ints | None:
         """The samples that keep a label when they are cut; None where all do."""

@@ -13,7 +13,7 @@ from xlength.hooks.resume import Resume
 from xlength.loops import TrainLoop
 from xlength.registry import HOOKS, register
 from xlength.runtime.host_group import HostGroup, configured_timeout
-from xlength.runtime.loaders import is_stream, sampler_of
+from xlength.runtime.loaders import is_stream, sampler_of, state_of
 from xlength.runtime.position import (
     EpochIterator,
     Position,
@@ -184,6 +184,7 @@ class DataStateHook(Hook):
             "max_iters": runner.max_iters,
             "loader": loader_facts(loader),
             "sampler": self._sampler_state(loader, position),
+            "dataset": None if is_stream(loader) else state_of(loader.dataset),
         }
         if position != self._now:
             state["optimiser"] = self._taken["optimiser"]

@@ -13,7 +13,7 @@ from mmengine.logging import print_log
 
 from xlength.datasets.stream_state import merge_states
 from xlength.loops import TrainLoop
-from xlength.runtime.loaders import is_stream, loader_from, sampler_of
+from xlength.runtime.loaders import is_stream, loader_from, sampler_of, state_of
 from xlength.runtime.position import (
     EpochIterator,
     Position,
@@ -106,6 +106,12 @@ class Resume:
         if (self.saved["sampler"] is None) == hasattr(sampler, "left") and sampler is not None:
             was = (self.saved["sampler"] or {}).get("type", "one without a state")
             changes.append(f"the sampler was {was} and is {type(sampler).__name__}")
+        packs = self.saved.get("dataset")
+        if packs is not None and state_of(self.loader.dataset) not in (None, packs):
+            try:
+                self.loader.dataset.load_state_dict(packs)
+            except (ValueError, KeyError) as error:
+                changes.append(f"{type(self.loader.dataset).__name__}: {error}")
         if not changes:
             return
         text = f"the saved position does not fit this run: {'; '.join(changes)}"

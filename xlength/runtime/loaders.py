@@ -39,6 +39,14 @@ def sampler_of(loader: Any) -> tuple[Any, int]:
     return inner, 1
 
 
+def state_of(dataset: Any) -> dict[str, Any] | None:
+    """What a map-style data set is made from, as ``PackedDataset`` says it; None where it does
+    not."""
+    if hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict"):
+        return dict(dataset.state_dict())
+    return None
+
+
 def start_sampler_at(loader: Any, epoch: int, step: int) -> bool:
     """Position the loader's sampler, by its state, to start after ``step`` batches.
 
