@@ -99,7 +99,7 @@ def python_docs(cache_dir: str, part: str = "train") -> Any:
 
 
 def python_docs_shards(cache_dir: str, num_shards: int = 8) -> list[str]:
-    """The pairs, dealt to ``num_shards`` JSONL files in ``cache_dir``, once; returns their paths."""
+    """The pairs dealt to ``num_shards`` JSONL files in ``cache_dir``, once; returns their paths."""
     folder = Path(cache_dir)
     paths = [folder / f"shard{i}_of_{num_shards}.jsonl" for i in range(num_shards)]
     if not all(path.exists() for path in paths):

@@ -1,4 +1,4 @@
-"""Plans: the whole order of an epoch, made by pure functions of numpy arrays. Imports numpy only."""
+"""Plans: the whole order of an epoch, made by pure functions of arrays. Imports numpy only."""
 
 from xlength.plan.balance import deal
 from xlength.plan.cost import ATTENTION, DEFAULT_CROSSOVER, TOKENS, Cost, padded_costs
