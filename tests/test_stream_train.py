@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from mmengine.config import Config
 
+from tests import test_configs
 from xlength.cli import main
 
 ROOT = Path(__file__).resolve().parents[1]
+chats, model_dir = test_configs.chats, test_configs.model_dir  # fixtures
 
 CONFIG = """
 custom_imports = dict(imports=["xlength", "tests.train_helpers"])
@@ -176,6 +178,47 @@ def test_a_stream_config_takes_four_steps(name, tmp_path):
     line = [json.loads(text) for text in log.read_text().splitlines() if '"loss"' in text][-1]
     assert line["step"] == 4
     assert line["padding_efficiency"] > (0.9 if "no_pool" not in name else 0)
+
+
+def test_the_recipe_for_your_own_chats_takes_two_steps_with_a_tiny_model(
+    model_dir, chats, tmp_path
+):
+    where = "train_dataloader.dataset.dataset"
+    options = [
+        f"model.llm.pretrained_model_name_or_path={model_dir}",
+        "model.llm.dtype=float32",
+        "model.lora.r=4",
+        f"{where}.tokenizer.pretrained_model_name_or_path={model_dir}",
+        f"{where}.dataset.data_files={chats}",
+        f"{where}.max_length=256",
+        "train_dataloader.dataset.pool_size=16",
+        "train_dataloader.num_workers=0",
+        "train_cfg.max_iters=2",
+        "default_hooks.logger.interval=1",
+        "experiment_name=recipe",
+    ]
+    config = str(ROOT / "configs/stream/qwen3_8b_lora_messages_8k_pool.py")
+    assert main(["train", config, "--work-dir", str(tmp_path), "--cfg-options", *options]) == 0
+    (log,) = tmp_path.glob("*/vis_data/scalars.json")
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["step"] for line in lines if line.get("loss", 0) > 0] == [1, 2]
+
+
+def test_mmengines_own_loop_runs_a_stream_of_known_size_in_another_order_each_pass(tmp_path):
+    _, files = write_shards(tmp_path, [12, 12])
+    config = write_config(tmp_path, files, "", "num_samples=24")
+    text = config.read_text().replace(
+        'type="TrainLoop", ', 'type="IterBasedTrainLoop", max_iters=14'
+    )
+    config.write_text(text)
+    work_dir = tmp_path / "one"
+    arguments = ["--work-dir", str(work_dir), "--cfg-options", "experiment_name=stock"]
+    arguments += ["train_dataloader.num_workers=0", "train_dataloader.persistent_workers=False"]
+    assert main(["train", str(config), *arguments]) == 0
+    entries = json.loads((work_dir / "diary0.json").read_text())["entries"]
+    rows = [row for entry in entries for row in entry["samples"]]
+    assert sorted(rows[:24]) == sorted(rows[24:48]) == list(range(24))
+    assert rows[:24] != rows[24:48]
 
 
 def test_stream_configs_differ_by_the_order_only():
