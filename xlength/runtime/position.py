@@ -126,13 +126,18 @@ def _named(optim_wrapper: Any) -> dict[str, Any]:
 
 
 def gather_to_first(group: HostGroup, value: Any) -> list[bytes] | None:
-    """Pickled values of all ranks on rank 0; None elsewhere, or where a rank has ended."""
+    """Pickled values of all ranks on rank 0; None elsewhere.
+
+    Raises:
+        RuntimeError: a rank has ended or does not answer; a checkpoint without its part would not
+            be continued exactly, so there must be none.
+    """
     mine = pickle.dumps(value)
     if group.world_size == 1:
         return [mine]
     sizes = group.gather(np.array([len(mine)], dtype=np.float64))
     if sizes is None:
-        return None
+        raise RuntimeError(f"another rank has ended or does not answer: {group.what} is unknown")
     parts: list[Any] | None = [None] * group.world_size if dist.get_rank() == 0 else None
     dist.gather_object(mine, parts, dst=0, group=group.group)
     return parts
