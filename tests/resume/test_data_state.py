@@ -325,3 +325,14 @@ def test_the_state_is_plain_and_small(tmp_path):
     assert state["sampler"]["step"] == 12
     assert "ranks" not in state or sum(map(len, state["ranks"])) < 20_000
     assert weights(runner).isfinite().all()
+
+
+def test_no_checkpoint_is_written_when_a_rank_is_gone_that_has_a_part_of_the_position():
+    from xlength.runtime.host_group import HostGroup
+    from xlength.runtime.position import gather_to_first
+
+    group = HostGroup("the position of every rank")
+    assert len(gather_to_first(group, {"random": 1})) == 1
+    group.world_size, group.alive = 2, False  # as after a rank did not answer
+    with pytest.raises(RuntimeError, match="another rank has ended or does not answer"):
+        gather_to_first(group, {"random": 1})
