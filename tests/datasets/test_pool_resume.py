@@ -274,6 +274,23 @@ def test_the_main_process_knows_the_state_after_any_batch_without_asking_the_wor
         assert list(resumed) == batches[position:], position
 
 
+def test_a_worker_without_shards_does_not_disturb_the_state_of_the_others(tmp_path):
+    def make():
+        stream = Dataset.from_list(rows(60)).to_iterable_dataset()
+        dataset = LengthPoolSortDataset(stream, 10)
+        return dataset, DataLoader(dataset, 4, num_workers=2, collate_fn=as_ids)
+
+    dataset, loader = make()
+    batches, states = [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(dataset.state_after(len(batches), 4, 2))
+    for position in (1, 2, 9, 15):
+        dataset, loader = make()
+        dataset.load_state_dict(states[position - 1])
+        assert list(loader) == batches[position:]
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_every_epoch_of_workers_differs_and_a_later_epoch_continues_exactly(persistent):
     def make():

@@ -77,6 +77,18 @@ def test_it_is_built_from_a_config_through_either_registry():
     assert ids(MM_DATASETS.build({**config, "type": "xlength.LengthPoolSortDataset"})) == expected
 
 
+def test_a_config_of_a_generator_function_can_be_read_again():
+    config = dict(type=f"{__name__}.rows_one_by_one", n=60)
+    dataset = LengthPoolSortDataset(config, 10)
+    first, second = ids(dataset), ids(dataset)
+    assert first == ids(LengthPoolSortDataset(stream(60), 10))
+    assert sorted(second) == list(range(60))
+
+
+def rows_one_by_one(n):
+    yield from stream(n)
+
+
 def test_a_pool_size_of_0_gives_the_stream_as_it_is():
     assert ids(LengthPoolSortDataset(stream(), 0)) == list(range(500))
 

@@ -21,13 +21,12 @@ from xlength.datasets.stream_parts import (
     loader_of,
     resolve_shard,
 )
-from xlength.datasets.stream_source import StreamSource, check_stream, is_one_shot
+from xlength.datasets.stream_source import StreamSource, check_stream, is_one_shot, stream_from
 from xlength.datasets.stream_state import check_stream_state, worker_state
 from xlength.plan.cost import Cost, make_cost
 from xlength.plan.pool_options import PoolOptions
 from xlength.plan.sliding import make_sorter
 from xlength.registry import DATASETS, register
-from xlength.runtime.build import build
 from xlength.samplers.parallel import data_parallel_info
 
 Spec = str | Mapping[str, Any] | Cost
@@ -112,7 +111,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         device_mesh: Any = None,
         mesh_dim: str | Sequence[str] | None = None,
     ) -> None:
-        self.dataset = build(dataset) if isinstance(dataset, Mapping) else dataset
+        self.dataset = stream_from(dataset)
         check_stream(self.dataset)
         self.options = None
         if isinstance(pool_size, bool) or pool_size != 0:

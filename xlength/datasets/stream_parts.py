@@ -132,7 +132,8 @@ def equal_shares(
             "num_samples needs shard='rank' or 'worker': else nobody knows who has what"
         )
     if is_hf(dataset, "IterableDataset"):
-        return _shares_of_shards(dataset.num_shards, sizes, world_size, num_workers)
+        num_shards = getattr(dataset, "num_shards", None) or dataset.n_shards
+        return _shares_of_shards(num_shards, sizes, world_size, num_workers)
     total = sum(sizes)
     last = Reader(world_size - 1, world_size, 0, num_workers)
     shares = []
@@ -199,8 +200,9 @@ def check_loader(loader: Any, micro_batch_size: int) -> None:
             "in_order=False takes batches from whichever worker is first, so ranks would no longer "
             "meet samples of like length at the same step: leave the loader's in_order True"
         )
-    batch_size = loader.batch_size
-    if batch_size is not None and batch_size != micro_batch_size:
+    batch_size, info = loader.batch_size, get_worker_info()
+    tells = info is None or info.id == 0
+    if tells and batch_size is not None and batch_size != micro_batch_size:
         print_log(
             f"micro_batch_size is {micro_batch_size} and the loader's batch size is {batch_size}: "
             "samples that share a batch will not all be of like length; set them equal",

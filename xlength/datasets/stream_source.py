@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from xlength.arrow import is_hf
 from xlength.datasets.stream_parts import Reader
+from xlength.runtime.build import build
 
 
 class StreamSource:
@@ -19,7 +21,8 @@ class StreamSource:
     A state is the pass, how many samples of it were read, and the parent's own state where it has
     one. A parent without one is read from the beginning of the pass and what was read before is
     passed over (at once, where it can be indexed). A ``datasets`` stream with a shuffle buffer
-    counts as one without: ``datasets`` does not save what the buffer holds.
+    counts as one without: ``datasets`` does not save what the buffer holds. (By its own word it may
+    skip a batch of a batched ``map`` after ``with_format('arrow')``.)
 
     Args:
         dataset: a ``datasets.IterableDataset``, an indexable data set or list, an iterable, or a
@@ -123,6 +126,17 @@ class StreamSource:
         return split_dataset_by_node(parent, rank=rank, world_size=world_size)
 
 
+def stream_from(dataset: Any) -> Any:
+    """A stream from its config; anything else as it is.
+
+    A config of a generator function makes a new generator whenever it is read.
+    """
+    if not isinstance(dataset, Mapping):
+        return dataset
+    built = build(dataset)
+    return partial(build, dataset) if is_one_shot(built) else built
+
+
 def begin(dataset: Any) -> Iterator[Any]:
     """An iterator over a stream, from its beginning."""
     return iter(dataset() if is_function(dataset) else dataset)
@@ -155,7 +169,8 @@ def has_state(dataset: Any) -> bool:
     """Whether it can say where it is, exactly."""
     if not (hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")):
         return False
-    return not (is_hf(dataset, "IterableDataset") and _has_shuffle_buffer(dataset._ex_iterable))
+    rows = getattr(dataset, "_ex_iterable", None)
+    return not (is_hf(dataset, "IterableDataset") and _has_shuffle_buffer(rows))
 
 
 def _has_shuffle_buffer(part: Any) -> bool:
