@@ -56,11 +56,12 @@ class SlidingSorter:
         self._buffers = (_Buffer(), _Buffer())  # others, packed
         self._waiting: dict[int, Entry] = {}  # by serial, in the order they were read
         self._oldest = 0
-        self._quantiles: list[int] = []
+        self._quantiles: list[float] = []
         self._cycle = -1
         self._growing = options.warmup_steps > 0
         self._capacity = options.capacity
         self._separate = options.separate_packed
+        self._steps_of_pool = options.steps_of_pool
         self._size = options.micro_batch_size
         self._first_due_step = options.age_limit - options.steps_of_pool - options.spare_steps
 
@@ -84,11 +85,14 @@ class SlidingSorter:
         serial = self.reads
         entry = (key, serial, packed, sample)
         self._waiting[serial] = entry
+        kind = 0
         if packed and self._separate:
+            kind = 1
             self._packed_reads += 1
-            self._buffers[1].add(key, entry)
-        else:
-            self._buffers[0].add(key, entry)
+        buffer = self._buffers[kind]
+        place = bisect_right(buffer.keys, key)
+        buffer.keys.insert(place, key)
+        buffer.entries.insert(place, entry)
         self.reads = serial + 1
 
     def close(self) -> None:
@@ -102,6 +106,8 @@ class SlidingSorter:
             IndexError: nothing is held.
         """
         if not self._ready:
+            if self._size == 1 and self.clock is None and not self._separate:
+                return self._next_one()
             self._select()
         return self._ready.pop()[3]
 
@@ -130,11 +136,34 @@ class SlidingSorter:
         self._waiting = {serial: entries[serial] for serial in state["rest"]}
         self._oldest = min(state["rest"], default=0)
         self._buffers = (_Buffer(), _Buffer())
-        for entry in self._waiting.values():
-            self._buffers[self._kind_of(entry)].add(entry[0], entry)
+        for entry in sorted(self._waiting.values()):
+            buffer = self._buffers[self._kind_of(entry)]
+            buffer.keys.append(entry[0])
+            buffer.entries.append(entry)
 
     def _kind_of(self, entry: Entry) -> int:
         return 1 if self._separate and entry[2] else 0
+
+    def _next_one(self) -> Any:
+        """What ``_select`` does, for micro-batches of one sample and one kind, in less time."""
+        waiting, oldest = self._waiting, self._oldest
+        if not waiting:
+            raise IndexError("no sample is held")
+        while oldest not in waiting:
+            oldest += 1
+        self._oldest = oldest
+        buffer = self._buffers[0]
+        step = self._step
+        if oldest <= step - self._first_due_step:
+            self.forced += 1
+            place = buffer.find(waiting[oldest])
+        else:
+            place = int(self._quantile() * len(waiting))
+        self._step = step + 1
+        del buffer.keys[place]
+        entry = buffer.entries.pop(place)
+        del waiting[entry[1]]
+        return entry[3]
 
     def _select(self) -> None:
         """Take the micro-batch of this step out of the buffers."""
@@ -157,16 +186,16 @@ class SlidingSorter:
 
     def _quantile(self) -> float:
         """u_t, in (0, 1)."""
-        options = self.options
-        num_quantiles = options.steps_of_pool
         step = self._step if self.clock is None else self.clock()
-        cycle, position = divmod(step, num_quantiles)
+        cycle, position = divmod(step, self._steps_of_pool)
         if cycle != self._cycle:
             self._cycle = cycle
-            self._quantiles = list(range(num_quantiles))
-            Random(self._seed + cycle).shuffle(self._quantiles)
-        u = (self._quantiles[position] + 0.5) / num_quantiles
-        return u if options.ascending else 1.0 - u
+            steps = list(range(self._steps_of_pool))
+            Random(self._seed + cycle).shuffle(steps)
+            self._quantiles = [(step + 0.5) / len(steps) for step in steps]
+            if not self.options.ascending:
+                self._quantiles = [1.0 - u for u in self._quantiles]
+        return self._quantiles[position]
 
     def _at(self, u: float) -> list[Entry]:
         """The neighbours at quantile u."""
@@ -223,11 +252,6 @@ class _Buffer:
     def __init__(self) -> None:
         self.keys: list[float] = []
         self.entries: list[Entry] = []
-
-    def add(self, key: float, entry: Entry) -> None:
-        place = bisect_right(self.keys, key)
-        self.keys.insert(place, key)
-        self.entries.insert(place, entry)
 
     def find(self, entry: Entry) -> int:
         return self.entries.index(entry, bisect_left(self.keys, entry[0]))
