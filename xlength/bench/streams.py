@@ -58,7 +58,7 @@ def _overhead_rows(options: Namespace) -> Iterator[Row]:
             "case": f"a sample through {case}, pool {POOL_SIZE:,}",
             "ours": ours,
             "peer": peer,
-            "ratio": ours / peer,
+            "ratio": peer / ours,
             "limit": LIMIT,
             "within_limit": ours <= LIMIT,
             "note": "peer: a generator that sorts and shuffles pools, without state; limit: 5 us",
