@@ -186,20 +186,20 @@ def run_killed(folder, ranks_of_attempt, kills, rng):
             return counts
         if _killed(folder, pids, rng, counts):
             counts["kills"] += 1
-        elif wait_all(pids, 120) != [0] * ranks:
-            raise RuntimeError(f"an attempt failed that was not killed: {_tail(folder)}")
         else:
             return counts
 
 
 def _killed(folder, pids, rng, counts):
-    """Kill one rank or all at a random moment; False if the run ended before."""
+    """Kill one rank or all at a random moment; False if the run has ended, whole."""
     before = len(entries(folder, 0))
     in_startup = rng.random() < 0.15
     steps = rng.randint(1, 7)  # new steps to wait for
     until = time.monotonic() + (rng.uniform(0.05, 2.0) if in_startup else 120)
     while time.monotonic() < until and len(entries(folder, 0)) < before + steps:
         if all(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in pids):
+            if wait_all(pids, 120) != [0] * len(pids):
+                raise RuntimeError(f"an attempt failed that was not killed: {_tail(folder)}")
             return False
         time.sleep(0.003)
     time.sleep(rng.uniform(0, 0.05))

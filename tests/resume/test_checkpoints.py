@@ -141,6 +141,16 @@ def test_resume_passes_over_a_damaged_checkpoint_and_names_it(here):
     assert all(torch.equal(right[name], again[name]) for name in right)
 
 
+def test_a_checkpoint_that_was_written_just_before_a_kill_is_the_last_one_from_then_on(here):
+    """mmengine writes its name into ``last_checkpoint`` afterwards."""
+    assert train() == 0
+    note = Path("run/last_checkpoint")
+    last = note.read_text()
+    note.write_text(last.replace("iter_12", "iter_8"))
+    assert train("--resume") == 0  # nothing is left to train
+    assert Path(note.read_text()).resolve() == Path(last).resolve()
+
+
 def test_a_damaged_checkpoint_that_is_named_is_refused_with_an_offer(here, capsys):
     assert train() == 0
     half("run/iter_12.pth")

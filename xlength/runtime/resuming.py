@@ -10,8 +10,17 @@ from typing import Any
 from mmengine.logging import print_log
 
 from xlength.commands import InputError
-from xlength.runtime.atomic import checkpoints_in, damage_of, last_whole, write_atomically
+from xlength.runtime.atomic import (
+    checkpoints_in,
+    damage_of,
+    last_whole,
+    write_atomically,
+    write_file,
+)
 from xlength.runtime.checkpoint import seed_of, trust_checkpoints
+
+_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Where launchers say the rank; the process group may not be there yet."""
 
 
 def prepare_resume(cfg: Any) -> None:
@@ -77,4 +86,16 @@ def _latest(work_dir: str) -> str | None:
     if whole is None:
         names = ", ".join(str(path) for path, _ in damaged)
         raise InputError(f"every checkpoint in {work_dir} is damaged ({names}): {damaged[0][1]}")
+    _note(Path(work_dir), whole)
     return str(whole)
+
+
+def _note(work_dir: Path, checkpoint: Path) -> None:
+    """Let ``last_checkpoint``, which others read too, name the one that is continued: a kill after
+    writing a checkpoint leaves the name of the one before."""
+    note = work_dir / "last_checkpoint"
+    named = Path(note.read_text().strip()) if note.is_file() else None
+    ranks = (os.environ.get(name) for name in _RANKS)
+    checkpoint = Path(os.path.abspath(checkpoint))
+    if named != checkpoint and next((rank for rank in ranks if rank is not None), "0") == "0":
+        write_file(note, str(checkpoint).encode())
