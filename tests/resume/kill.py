@@ -273,6 +273,10 @@ def main():
     run_killed(args.folder / "whole", lambda attempt: args.ranks, 0, rng)
     counts = run_killed(args.folder / "cut", lambda attempt: args.ranks, args.kills, rng)
     problems = compare(args.folder / "whole", args.folder / "cut", args.ranks)
+    for output in (args.folder / "cut").glob("output*.txt"):
+        for words in ("has no random states", "that were trained on before", "has no position"):
+            if words in output.read_text():
+                problems.append(f"the log says: {words}")
     steps = len(dict(entries(args.folder / "whole", 0)))
     repeated = sum(len(entries(args.folder / "cut", r)) for r in range(args.ranks))
     print(
