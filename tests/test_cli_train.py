@@ -287,6 +287,14 @@ MISTAKES = {
     ),
     "dict(type='OptimWrapper'": ("dict(type='OptimWrapper'(", "SyntaxError"),
     "'tests.train_helpers'": ("'tests.no_helpers'", "Failed to import custom modules"),
+    "dict(type='LengthGroupedSampler', per_device_batch_size=4)": (
+        "dict(type='PlanSampler', plan=dict(type='TokenBudget', max_token=99))",
+        "train_dataloader.sampler.plan: unknown key of TokenBudget",
+    ),
+    "type='LengthGroupedSampler', per_device_batch_size=4": (
+        "type='PlanSampler', plan=dict(type='TokenBudget', max_tokens=99)",
+        "needs the line batch_sampler=dict(type='xlength.PlanBatchSampler')",
+    ),
     "range(22)": ("rang(22)", "config mistake.py, line 12: NameError: name 'rang' is not defined"),
 }
 
@@ -301,6 +309,24 @@ def test_a_mistake_in_a_config_ends_with_2_and_one_line(right, here, capsys):
     assert code == 2
     assert message in error
     assert error.count("\n") == 1 and "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("spare=3", "'spare' is a variable of the config file, already used"),
+        ("train_dataloder.batch_size=2", "no such setting; did you mean 'train_dataloader'"),
+    ],
+)
+def test_an_option_that_nothing_reads_ends_with_2(option, message, here, capsys):
+    (here / "config.py").write_text(CONFIG + "spare = 2\n")
+    assert train("config.py", options=[option]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_work_dir_that_cannot_be_made_is_named(here, capsys):
+    assert train("config.py", "--work-dir", "config.py") == 2
+    assert "work_dir config.py: cannot make this folder" in capsys.readouterr().err
 
 
 def test_wrong_paths_end_with_2_and_one_line(here, capsys):

@@ -185,6 +185,13 @@ class TrainLoop(BaseLoop):
         runner.call_hook("before_train")
         if self._iter > 0 and self._rest is None:
             self._find_position()
+        if self._iter >= self._max_iters:
+            print_log(
+                f"Nothing is left to train: the checkpoint is at iteration {self._iter}, and "
+                f"train_cfg asks for {self._max_iters}.",
+                "current",
+                logging.WARNING,
+            )
         while self._iter < self._max_iters and not self.stop_training:
             self._run_epoch()
         runner.call_hook("after_train")

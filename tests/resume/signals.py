@@ -54,13 +54,19 @@ def output(run, rank):
     return (run / f"output{rank}.txt").read_text()
 
 
-def stop(folder, ranks=1):
-    """SIGTERM to one rank: all save at the end of a step and end with 75; then resume."""
-    whole = whole_run(folder, ranks)
-    cut = prepare(folder, "cut", slow=0.05)
+def stop(folder, ranks=1, workers=0):
+    """SIGTERM to one rank: all save at the end of a step and end with 75; then resume.
+
+    With workers the whole group of processes gets the signal, as from a launcher.
+    """
+    whole = whole_run(folder, ranks, workers=workers)
+    cut = prepare(folder, "cut", slow=0.05, workers=workers)
     pids = fork_ranks(cut, ranks)
     wait_for_steps(cut, 7)
-    os.kill(pids[-1], signal.SIGTERM)
+    if workers:
+        os.killpg(pids[-1], signal.SIGTERM)
+    else:
+        os.kill(pids[-1], signal.SIGTERM)
     begin = time.monotonic()
     codes = wait_all(pids, 60)
     seconds = time.monotonic() - begin
@@ -73,6 +79,10 @@ def stop(folder, ranks=1):
 
 def stop_two_ranks(folder):
     return stop(folder, 2)
+
+
+def stop_with_workers(folder):
+    return stop(folder, 1, workers=2)
 
 
 def stop_twice(folder):

@@ -123,7 +123,7 @@ def make_pool_report(args: argparse.Namespace) -> Any:
     from xlength.report.sources import named_parts
 
     source = _source(args)
-    lengths, warnings = notes.prepare(source.lengths, args.max_length)
+    lengths, warnings = _prepared(source.lengths, args.max_length)
     setting = _setting(args, source)
     warnings += [note for note in notes.stream_peculiarities(lengths) if note]
     try:
@@ -175,7 +175,7 @@ def make_report(args: argparse.Namespace) -> Any:
     from xlength.report.streams import pool_row
 
     source = _source(args)
-    lengths, warnings = notes.prepare(source.lengths, args.max_length)
+    lengths, warnings = _prepared(source.lengths, args.max_length)
     setting = _setting(args, source)
     warnings += notes.peculiarities(lengths, setting, source.two_modalities)
     try:
@@ -240,6 +240,15 @@ def _cost(text: str) -> Any:
         return make_cost(spec)
     except (ValueError, OSError) as error:
         raise InputError(f"--cost {text}: {error}") from None
+
+
+def _prepared(lengths: Any, max_length: int | None) -> tuple[Any, list[str]]:
+    from xlength.report import notes
+
+    try:
+        return notes.prepare(lengths, max_length)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def _source(args: argparse.Namespace) -> Any:

@@ -21,7 +21,9 @@ def measure_config(args: argparse.Namespace, out: Path) -> int:
     killed; any other data set is built as training builds it, and asked for its lengths.
     """
     from xlength.report.configs import parse_options
-    from xlength.runtime.config_file import read_config
+    from xlength.runtime.config_file import find_config, read_config
+
+    find_config(args.source)  # first: what is no file may have been meant as one of chats
 
     for name in ("tokenizer", "template", "map_fn"):
         if getattr(args, name) is not None:

@@ -31,6 +31,9 @@ _GIVEN = {
 _LOADER_KEYS = ("dataset", "num_batch_per_epoch", "disable_subprocess_warning")
 _NEEDED = ("model", "work_dir", "train_dataloader", "train_cfg", "optim_wrapper")
 
+_MORE_SETTINGS = {"model_wrapper_cfg", "runner_type", "auto_scale_lr", "custom_imports"}
+"""Read by mmengine from the config itself, not as arguments of the runner."""
+
 Slot = tuple[str, Any, Registry, str]
 """Where a component stands in the config, the component, its registry and its kind."""
 
@@ -57,12 +60,37 @@ def check_config(cfg: Any) -> None:
                     f"{name} lacks the key 'sampler'; sampler=None would read in the order of the "
                     "data, the same on every rank"
                 )
+            _check_plan(name, loader)
+
+
+def _check_plan(name: str, loader: Mapping[str, Any]) -> None:
+    """The plan's options, before data are prepared for it, and the batch sampler it needs."""
+    from xlength.samplers.plans import build_plan
+
+    sampler = loader["sampler"]
+    if not isinstance(sampler, Mapping) or "plan" not in sampler:
+        return
+    try:
+        build_plan(sampler["plan"])
+    except ValueError as error:
+        raise InputError(f"{name}.sampler.plan: {error}") from error
+    if loader.get("batch_sampler") is None:
+        raise InputError(
+            f"{name}.sampler has a plan of whole batches, so {name} needs the line "
+            "batch_sampler=dict(type='xlength.PlanBatchSampler')"
+        )
+
+
+def known_settings() -> set[str]:
+    """Top-level keys of a config that mmengine or xlength reads."""
+    known = set(inspect.signature(Runner.__init__).parameters)
+    known |= set(inspect.signature(FlexibleRunner.__init__).parameters)
+    return known - {"self", "cfg"} | _MORE_SETTINGS
 
 
 def _check_top_level(cfg: Any) -> None:
     """A key that mmengine reads is missing, and another one looks like it."""
-    known = set(inspect.signature(Runner.__init__).parameters)
-    known |= set(inspect.signature(FlexibleRunner.__init__).parameters) - {"self"}
+    known = known_settings()
     for key in cfg:
         if key not in known and isinstance(cfg.get(key), (Mapping, list)):
             close = difflib.get_close_matches(key, known - set(cfg), 1, 0.88)

@@ -52,11 +52,30 @@ def read_config(config: str, options: Mapping[str, Any] | None = None) -> Any:
         cfg = Config.fromfile(path)
     except Exception as error:
         raise InputError(f"config {path}{_line_of(error, path)}: {_what(error)}") from error
+    _check_options(options or {}, cfg)
     try:
         cfg.merge_from_dict(dict(options or {}))
     except Exception as error:
         raise InputError(f"--cfg-options do not fit {path}: {_what(error)}") from error
     return cfg
+
+
+def _check_options(options: Mapping[str, Any], cfg: Any) -> None:
+    """Options that nothing would read: variables of the file, and misspelt settings."""
+    from xlength.runtime.config_check import did_you_mean, known_settings
+
+    known = known_settings()
+    for key in options:
+        first = key.split(".")[0]
+        if first in known:
+            continue
+        if first in cfg:
+            raise InputError(
+                f"--cfg-options {key}: {first!r} is a variable of the config file, already used "
+                "when the option comes; edit it there, or override the settings it is used in, "
+                "such as train_dataloader.dataset.max_length"
+            )
+        raise InputError(f"--cfg-options {key}: no such setting{did_you_mean(first, known)}")
 
 
 def load_config(args: Namespace) -> Any:
@@ -74,6 +93,12 @@ def load_config(args: Namespace) -> Any:
         cfg.work_dir = args.work_dir
     elif cfg.get("work_dir") is None:
         cfg.work_dir = os.path.join("work_dirs", Path(cfg.filename).stem)
+    try:
+        os.makedirs(cfg.work_dir, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"work_dir {cfg.work_dir}: cannot make this folder: {error.strerror}"
+        ) from error
     if args.seed is not None:
         cfg.merge_from_dict({"randomness": {"seed": args.seed}})
     cfg.setdefault("resume", False)

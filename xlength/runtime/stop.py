@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -44,6 +46,10 @@ class StopHook(Hook):
 
     def before_train(self, runner: Any) -> None:
         """Listen, from now on."""
+        loader = runner.train_dataloader
+        loader = getattr(loader, "_loader", loader)
+        if getattr(loader, "num_workers", 0) > 0:
+            loader.worker_init_fn = EndedByParent(loader.worker_init_fn)
         self._group = HostGroup("a request to stop", configured_timeout(runner))
         self._before = signal.signal(signal.SIGTERM, self._ask)
 
@@ -88,6 +94,34 @@ class StopHook(Hook):
             f"{STOPPED}. A second one ends it at once.",
             "current",
         )
+
+
+class EndedByParent:
+    """A ``worker_init_fn`` after which a loader's worker ends on its parent's SIGTERM only.
+
+    A launcher, or ``timeout``, signals the whole group of processes. The worker goes on then, since
+    the step that runs still needs it; its parent ends it with the run.
+
+    Args:
+        init: called first, with the worker's number.
+    """
+
+    def __init__(self, init: Callable[[int], None] | None) -> None:
+        self.init = init
+
+    def __call__(self, worker: int) -> None:
+        if self.init is not None:
+            self.init(worker)
+        if hasattr(signal, "sigwaitinfo"):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _wait_for_parent() -> None:
+    parent = os.getppid()
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)
 
 
 class EndHook(Hook):
