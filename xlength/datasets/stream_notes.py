@@ -12,6 +12,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import uuid
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,7 +71,8 @@ class Notes:
 
     def __init__(self) -> None:
         self._own: list[dict[str, Any]] = []
-        self._folder = tempfile.mkdtemp(prefix="xlength_stream_")
+        # Made by the first worker that has something to note.
+        self._folder = os.path.join(tempfile.gettempdir(), f"xlength_stream_{uuid.uuid4().hex}")
         weakref.finalize(self, _remove, self._folder, os.getpid())
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,6 +96,7 @@ class Notes:
         self._own.append({"epoch": epoch, "given": given, "state": state, "ended": ended})
         del self._own[:-KEPT]
         if get_worker_info() is not None:
+            os.makedirs(self._folder, mode=0o700, exist_ok=True)
             path = self._path(worker)
             partial = path.with_suffix(".partial")
             partial.write_bytes(pickle.dumps(self._own))
