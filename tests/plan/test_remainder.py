@@ -26,8 +26,12 @@ def play(plan, lengths, turns, seed=3, epoch=2):
             plan, lengths, history, seed=seed, epoch=epoch, world_size=ranks, num_steps=num_steps
         )
         steps = now.num_steps if turn == len(turns) - 1 else int(share * now.num_steps)
-        part = now.steps[:steps].ravel()
-        drawn.append(now.groups.take(part).members)
+        members = now.groups.take(now.steps[:steps].ravel()).members
+        assert not set(members) & {i for before in drawn for i in before}, "drawn in two turns"
+        num_left = len(samples_left(now, 0))
+        slots = ranks * getattr(plan, "accumulate", 1)
+        assert now.repeated == 0 or num_left < slots, "repeated without need"
+        drawn.append(members)
         history.append((ranks, steps))
     return np.concatenate(drawn)
 
@@ -44,9 +48,6 @@ def test_every_sample_is_drawn_however_often_the_number_of_ranks_changes(
 ):
     drawn = play(PLANS[name], np.array(lengths), turns, seed)
     assert set(drawn.tolist()) == set(range(len(lengths)))
-    # Only a last turn with fewer samples than ranks has to repeat some.
-    ranks = turns[-1][0] * PLANS[name].accumulate
-    assert len(drawn) - len(lengths) < ranks
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -68,7 +68,7 @@ def test_every_sample_is_drawn_and_later_epochs_are_those_of_the_new_size(make, 
     assert set(drawn) == set(range(len(lengths)))
     world, most = turns[-1][0], max(ranks for ranks, _ in turns)
     # Rounded up to whole batches of all ranks, as XTuner does; plans repeat fewer than ranks.
-    assert len(drawn) - len(lengths) < (2 * most if make is grouped else world)
+    assert len(drawn) - len(lengths) < (2 * most if make is grouped else most)
     for rank, sampler in enumerate(ranks):
         sampler.set_epoch(2)
         fresh = make(lengths, rank, world)
