@@ -73,7 +73,7 @@ def print_table(rows: list[dict[str, Any]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="\nWhat the sampler bought: the same data, model and number of epochs")
+    table = Table(title="\nWhat the sampler bought: the same data and model, as many samples")
     table.add_column("config")
     for column in ("steps", "seconds", "padding efficiency", "useful tokens / s", "loss"):
         table.add_column(column, justify="right")

@@ -202,3 +202,28 @@ def test_two_ranks_measure_what_the_report_says_of_the_quickstart(tmp_path):
     ]
     shown = [line["wall_efficiency"] for line in lines if "wall_efficiency" in line]
     assert shown and 0.3 < np.mean(shown) <= 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_packs_are_predicted_as_packs_also_where_workers_are_seeded(num_workers):
+    from functools import partial
+
+    from torch.utils.data import DataLoader
+
+    from tests.tiny import TinyText
+    from xlength import Packing, PlanBatchSampler, PlanSampler, packed_collate_fn
+    from xlength.hooks.prediction import predict
+    from xlength.plan.cost import TOKENS
+    from xlength.runtime.random_state import WorkerSeeds
+
+    dataset = TinyText([3 + (7 * i) % 23 for i in range(60)])
+    sampler = PlanSampler(dataset, Packing(max_length=64), seed=0)
+    loader = DataLoader(
+        dataset,
+        batch_sampler=PlanBatchSampler(sampler, 1),
+        num_workers=num_workers,
+        collate_fn=partial(packed_collate_fn),
+    )
+    seeds = WorkerSeeds.install(loader, 0)
+    assert (seeds is None) == (num_workers == 0)
+    assert predict(loader, 0, 5, TOKENS)["padding_efficiency"] == 1

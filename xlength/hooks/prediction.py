@@ -14,6 +14,7 @@ from xlength.plan.report import rank_balance
 from xlength.report.measures import Strategy, batch_costs
 from xlength.report.samplers import strategy_of
 from xlength.runtime.loaders import is_stream, sampler_of
+from xlength.runtime.random_state import collate_of
 from xlength.samplers.plan import PlanSampler
 
 FIGURES = ("padding_efficiency", "wall_efficiency", "rank_balance")
@@ -67,7 +68,7 @@ def _epoch_of(loader: Any) -> tuple[EpochPlan, Strategy, Ints] | None:
     sampler, _ = sampler_of(loader)
     if is_stream(loader) or not hasattr(dataset, "__len__") or _has_packs(dataset):
         return None
-    packed = "packed_collate_fn" in _name_of(getattr(loader, "collate_fn", None))
+    packed = "packed_collate_fn" in _name_of(collate_of(loader))
     world_size = getattr(sampler, "world_size", 1)
     strategy = strategy_of(sampler, loader.batch_size, len(dataset), world_size, packed)
     if strategy is None or getattr(sampler, "_history", None) and strategy.kind != "plan":

@@ -118,3 +118,10 @@ class WorkerSeeds:
             self.epoch += 1
             self._place = 0 if info is None else info.id
         seed_everything(self.seed, self.epoch, self.rank, self._place)
+
+
+def collate_of(loader: Any) -> Any:
+    """The loader's own ``collate_fn``, also where ``WorkerSeeds`` has wrapped it."""
+    function = getattr(loader, "collate_fn", None)
+    owner = getattr(function, "__self__", None)
+    return owner._collate if isinstance(owner, WorkerSeeds) else function
