@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import traceback
 from argparse import Namespace
 from typing import Any
@@ -30,6 +31,9 @@ from xlength.runtime.resuming import prepare_resume
 from xlength.runtime.stop import STOPPED, Stopped, stop_on_sigterm
 from xlength.runtime.wrappers import announce_last_micro_steps
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
+
+_LOST_RANK = ("gloo", "NCCL", "remote worker", "Connection closed", "Connection reset")
+"""Words of torch's errors in a collective whose peer is gone."""
 
 
 def train(args: Namespace) -> int:
@@ -98,5 +102,11 @@ def _fail(error: BaseException, cause: BaseException | None = None) -> int:
         code = report_bad_input(error, cause)
     else:
         traceback.print_exception(error)
+        if any(word in str(error) for word in _LOST_RANK):
+            print(
+                "xlength: another rank has ended or does not answer, so this one ends too; "
+                "--resume continues from the last checkpoint",
+                file=sys.stderr,
+            )
         code = 1
     end_process(code)
