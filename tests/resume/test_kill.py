@@ -34,7 +34,7 @@ def killed(folder, case, ranks, workers, kills, seed):
 def test_a_killed_run_loses_and_repeats_nothing_and_ends_with_the_same_weights(
     case, workers, tmp_path
 ):
-    result = killed(tmp_path, case, ranks=1, workers=workers, kills=2, seed=1)
+    result = killed(tmp_path, case, ranks=1, workers=workers, kills=4, seed=1)
     assert result["problems"] == []
     assert result["kills"] >= 1 and result["steps"] == 32
     assert result["steps_of_all"] > 32, "no step was ever done again: the kills came too late"
