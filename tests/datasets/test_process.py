@@ -3,7 +3,6 @@
 import functools
 import gzip
 import json
-from importlib.util import find_spec
 
 import datasets
 import numpy as np
@@ -413,9 +412,6 @@ def test_packing_is_on_by_default_and_says_so_where_it_is_not_built(monkeypatch)
         process_hf_dataset(Dataset.from_list(chats(3)), tokenizer=small_tokenizer(), max_length=64)
 
 
-@pytest.mark.skipif(
-    find_spec("xlength.datasets.concat_pack") is None, reason="packing is not built"
-)
 @pytest.mark.parametrize("use_varlen_attn", [False, True])
 def test_packs_hold_the_tokens_of_all_rows_and_have_lengths(use_varlen_attn):
     rows = process(chats(40))
