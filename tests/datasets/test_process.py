@@ -304,9 +304,10 @@ def test_malformed_rows_are_counted_and_the_first_named_by_file_and_line(
 def test_a_broken_line_is_named_by_file_and_line(tmp_path):
     good = chats(30)
     broken = {
-        "cut off": ('{"messages": [{"role": "us', "Unterminated string"),
+        "cut off": ('{"messages": [{"role": "us', "Unterminated string starting at character 23"),
+        "control character": ('{"messages": "\t"}', "Invalid control character at character 14"),
         "no object": ("[1, 2]", "a row must be an object, got list"),
-        "no JSON": ("hello", "Expecting value"),
+        "no JSON": ("hello", "Expecting value at character 0"),
     }
     for name, (line, reason) in broken.items():
         paths = [tmp_path / f"{name} {i}.jsonl" for i in range(2)]

@@ -150,14 +150,15 @@ def test_rows_that_are_measured_or_tokenised_already_need_no_tokenizer(tmp_path)
 
 def test_a_bad_row_is_named_by_file_and_line_or_left_out_and_counted(tokenizer, tmp_path, capsys):
     rows = [json.dumps(row) for row in chats(90)]
-    rows[70] = '{"messages": [{"role": "user"'
+    rows[70] = '{"messages": [{"role": "us'
     rows[80] = '{"messages": [{"role": "robot", "content": "x"}]}'
     rows[85] = '{"messages": []}'
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(rows[:5]) + "\n\n" + "\n".join(rows[5:]))  # a blank line too
     options = ["--tokenizer", tokenizer, "--template", "qwen_chat", "--block-bytes", 600]
     assert measure(path, tmp_path / "l.npy", *options) == 2
-    assert f"{path}, line 72: broken JSON" in capsys.readouterr().err
+    problem = "broken JSON: Unterminated string starting at character 23"
+    assert f"{path}, line 72: {problem}" in capsys.readouterr().err
     assert measure(path, tmp_path / "l.npy", *options, "--bad-rows", "skip") == 0
     good = [row for i, row in enumerate(chats(90)) if i not in (70, 80, 85)]
     assert np.load(tmp_path / "l.npy").tolist() == prepared(good, tokenizer, template="qwen_chat")

@@ -127,6 +127,11 @@ class JsonRows:
         return _line_spans(self._buffer)
 
 
+def json_problem(error: JSONDecodeError) -> str:
+    """What is wrong with a row, and where; some of json's own messages end with "at" already."""
+    return f"{error.msg.removesuffix(' at')} at character {error.pos}"
+
+
 def file_fingerprint(path: str) -> str:
     """16 hex digits of a file's contents.
 

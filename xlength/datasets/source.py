@@ -12,6 +12,7 @@ from typing import IO, Any
 from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
 
 from xlength.datasets.build import build
+from xlength.datasets.json_rows import json_problem
 
 
 def load_source(dataset: Any, split: str | None) -> Dataset:
@@ -128,7 +129,7 @@ def _problem(line: bytes) -> str:
     except UnicodeDecodeError as error:
         return f"no UTF-8 at byte {error.start}"
     except json.JSONDecodeError as error:
-        return f"{error.msg} at character {error.pos}"
+        return json_problem(error)
     return "" if isinstance(row, dict) else f"a row must be an object, got {type(row).__name__}"
 
 

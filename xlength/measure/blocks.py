@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xlength.datasets.json_rows import JsonRows
+from xlength.datasets.json_rows import JsonRows, json_problem
 
 BLOCK_ROWS = 2048
 _LEAST_BYTES, _MOST_BYTES = 256 << 10, 4 << 20
@@ -54,7 +54,7 @@ def parse(data: bytes, place: int) -> Row:
     except UnicodeDecodeError as error:
         return Row(place, None, f"no UTF-8 at byte {error.start}")
     except json.JSONDecodeError as error:
-        return Row(place, None, f"broken JSON: {error.msg} at character {error.pos}")
+        return Row(place, None, f"broken JSON: {json_problem(error)}")
     if not isinstance(value, dict):
         return Row(place, None, f"a row must be an object, got {type(value).__name__}")
     return Row(place, value)
