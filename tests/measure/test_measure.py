@@ -157,7 +157,7 @@ def test_a_bad_row_is_named_by_file_and_line_or_left_out_and_counted(tokenizer, 
     path.write_text("\n".join(rows[:5]) + "\n\n" + "\n".join(rows[5:]))  # a blank line too
     options = ["--tokenizer", tokenizer, "--template", "qwen_chat", "--block-bytes", 600]
     assert measure(path, tmp_path / "l.npy", *options) == 2
-    problem = "broken JSON: Unterminated string starting at character 23"
+    problem = "broken JSON: Invalid control character at character 26"
     assert f"{path}, line 72: {problem}" in capsys.readouterr().err
     assert measure(path, tmp_path / "l.npy", *options, "--bad-rows", "skip") == 0
     good = [row for i, row in enumerate(chats(90)) if i not in (70, 80, 85)]
