@@ -53,9 +53,8 @@ def tokenizer(step, normalizer=None):
     backend.train_from_iterator([scribble(rng, LETTERS + ODD, 200) for _ in range(400)], trainer)
     result = PreTrainedTokenizerFast(tokenizer_object=backend)
     result.add_special_tokens({"eos_token": "<|end|>", "pad_token": "<|end|><|x|>"})
-    result.add_tokens(
-        [AddedToken("tool call", normalized=True), AddedToken("<|", normalized=False)]
-    )
+    marks = [AddedToken(text, normalized=False) for text in ("<|", "   ")]
+    result.add_tokens([AddedToken("tool", normalized=True), *marks])
     return result
 
 
@@ -72,7 +71,7 @@ def test_looked_up_words_give_the_ids_of_the_tokenizer(step, normalizer):
         LETTERS + ODD + "é中🙂\u2028",
     )
     texts = [scribble(rng, alphabets[i % 5]) for i in range(3000)]
-    marks = ["<|end|>", "<|end|><|x|>", "tool call", "<|", "tool", " "]
+    marks = ["<|end|>", "<|end|><|x|>", "tool", " tool ", "<|", "too", " ", "   "]
     texts += [
         "".join(scribble(rng, LETTERS + ODD, 6) + rng.choice(marks) for _ in range(5))
         for _ in range(500)
@@ -81,9 +80,8 @@ def test_looked_up_words_give_the_ids_of_the_tokenizer(step, normalizer):
     encoder = TextEncoder(own)
     for start in range(0, len(texts), 700):
         part = texts[start : start + 700]
-        assert encoder(part) == encode_texts(own, part)
-    assert encoder.table is not None and len(encoder.table.table) > 500
-    assert max(map(len, encoder.table.table)) <= 64
+        assert [ids.tolist() for ids in encoder(part)] == encode_texts(own, part)
+    assert encoder.table is not None and len(encoder.table.known_words.numbers) > 500
     assert encode_texts(own, texts[:9]) == [
         own.encode(t, add_special_tokens=False) for t in texts[:9]
     ]
@@ -94,17 +92,62 @@ def test_the_expressions_are_those_of_the_tokenizers_in_use():
     assert set(words._ON_ASCII) == {QWEN, LLAMA3}
 
 
-def test_few_texts_reach_the_tokenizer_twice(monkeypatch):
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()])
+@pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
+def test_mostly_ascii_texts_with_some_foreign_letters_give_the_ids_of_the_tokenizer(
+    step, normalizer
+):
+    own = tokenizer(step, normalizer)
+    rng = random.Random(2)
+    foreign = ["é", "e\u0301", "\u0301", "’", "\u00a0", "\u2028", "中文", "🙂"]
+    foreign += ["½", "Ⅷ", "\x85", "ſ", "б", "\u0483", "”", "\u3000"]
+    foreign += [letter + letter for letter in foreign]
+    pieces = ["the", " the", "dog's", "a.", "<|end|>", "tool", "1,000", "<|"]
+    pieces += [" ", "  ", "\n", "\r\n "]
+    texts = []
+    for i in range(4000):
+        parts = rng.choices(pieces, k=rng.randint(0, 30))
+        for _ in range(rng.randint(0, 1 + i % 4)):
+            parts.insert(rng.randint(0, len(parts)), rng.choice(foreign))
+        texts.append("".join(parts))
+    encoder = TextEncoder(own)
+    for part in (texts[:2000], texts[2000:]):
+        assert [ids.tolist() for ids in encoder(part)] == encode_texts(own, part)
+
+
+def test_few_texts_reach_the_tokenizer_twice():
     own = tokenizer(STEPS["qwen"])
     asked = []
     table = words.word_table(own, lambda texts: asked.extend(texts) or encode_texts(own, texts))
     table(["the fox jumps", "the dog"])
-    table(["the dog jumps", "the café"])
-    assert sorted(asked) == [" dog", " fox", " jumps", "the", "the café"]
-    monkeypatch.setattr(words, "_MOST_WORDS", 3)
-    table(["one more word"])
-    assert table.table == {}
-    assert table(["the dog"]) == encode_texts(own, ["the dog"])
+    table(["the dog “café” jumps", "the dog", "fox  dog"])
+    assert sorted(asked) == [" ", " dog", " fox", " jumps", " “café”", "fox", "the"]
+
+
+@pytest.mark.parametrize("limit", ["_MOST_UNITS", "_MOST_LETTERS"])
+def test_a_full_memory_of_words_starts_anew(limit, monkeypatch):
+    own = tokenizer(STEPS["qwen"])
+    table = words.word_table(own, lambda texts: encode_texts(own, texts))
+    monkeypatch.setattr(words, limit, 3)
+    for texts in (["one more word, please"], ["the dog, and it", "x" * 100, "a b c d e"]):
+        assert [ids.tolist() for ids in table(texts)] == encode_texts(own, texts)
+        for memory in (table.known_pieces, table.known_words):
+            assert not memory.numbers and not memory.ids and not memory.letters
+
+
+def test_a_table_whose_tokenizer_fails_knows_no_half_learned_words():
+    own = tokenizer(STEPS["qwen"])
+    answers = [RuntimeError("no memory"), None]
+
+    def encode(texts):
+        if error := answers.pop(0):
+            raise error
+        return encode_texts(own, texts)
+
+    table = words.word_table(own, encode)
+    with pytest.raises(RuntimeError, match="no memory"):
+        table(["the dog"])
+    assert table(["the dog"])[0].tolist() == encode_texts(own, ["the dog"])[0]
 
 
 def changed(**changes):
@@ -117,9 +160,9 @@ def changed(**changes):
     return change
 
 
-def with_added(**flags):
+def with_added(token="fox", **flags):
     own = small_tokenizer()
-    own.add_tokens([AddedToken("fox", **flags)])
+    own.add_tokens([AddedToken(token, **flags)])
     return own
 
 
@@ -138,6 +181,9 @@ def with_added(**flags):
         lambda: with_added(lstrip=True),
         lambda: with_added(rstrip=True),
         lambda: with_added(single_word=True),
+        lambda: with_added(token="fox jumps"),
+        lambda: with_added(token=" fox"),
+        lambda: with_added(token="fox "),
         lambda: small_tokenizer(split_special_tokens=True),
     ],
 )
@@ -147,5 +193,6 @@ def test_tokenizers_that_do_more_than_look_up_are_asked_for_every_text(make):
     encoder = TextEncoder(own)
     texts = ["the fox  jumps", " over<|im_end|> 12"]
     if not getattr(own.backend_tokenizer.model, "dropout", None):
-        assert encoder(texts) == [own.encode(text, add_special_tokens=False) for text in texts]
+        expected = [own.encode(text, add_special_tokens=False) for text in texts]
+        assert [ids.tolist() for ids in encoder(texts)] == expected
     assert encoder.table is None

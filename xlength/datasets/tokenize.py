@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from xlength.datasets.words import WordTable, word_table
+from xlength.datasets.words import Ids, WordTable, cut_after, flattened, word_table
 from xlength.losses import IGNORE_INDEX
 
 IMAGE_TOKEN = "<image>"
@@ -18,7 +16,6 @@ IMAGE_TOKEN_INDEX = -200
 
 _QWEN = {"QWenTokenizer", "QWen2Tokenizer", "Qwen2Tokenizer", "Qwen2TokenizerFast"}
 
-Ids = NDArray[np.int32]
 Piece = tuple[str | list[int], bool]
 """Text or ready token ids, and whether they are trained."""
 
@@ -118,7 +115,7 @@ def with_image_ids(text: str) -> list[Piece]:
 
 
 def encode_pieces(
-    encode: Callable[[list[str]], list[list[int]]],
+    encode: Callable[[list[str]], list[Ids]],
     rows: Sequence[Sequence[Piece]],
     max_length: int,
 ) -> list[tuple[Ids, Ids, int]]:
@@ -128,14 +125,13 @@ def encode_pieces(
     texts = dict.fromkeys(text for row in rows for text, _ in row if isinstance(text, str))
     table = dict(zip(texts, encode(list(texts)), strict=True))
     pieces = [
-        (table[piece] if isinstance(piece, str) else piece, trained)
+        table[piece] if isinstance(piece, str) else np.array(piece, dtype=np.int32)
         for row in rows
-        for piece, trained in row
+        for piece, _ in row
     ]
-    sizes = np.array([len(tokens) for tokens, _ in pieces], dtype=np.int64)
-    flags = np.array([trained for _, trained in pieces], dtype=bool)
-    flat = chain.from_iterable(tokens for tokens, _ in pieces)
-    ids = np.fromiter(flat, dtype=np.int32, count=int(sizes.sum()))
+    flags = np.array([trained for row in rows for _, trained in row], dtype=bool)
+    sizes = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    ids = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
     labels = np.where(np.repeat(flags, sizes), ids, np.int32(IGNORE_INDEX))
     ends = np.append(0, np.cumsum(sizes))[np.cumsum([len(row) for row in rows])].tolist()
     starts = [0, *ends[:-1]]
@@ -160,12 +156,14 @@ class TextEncoder:
         self.table: WordTable | None = None
         self.asked = False
 
-    def __call__(self, texts: list[str]) -> list[list[int]]:
+    def __call__(self, texts: list[str]) -> list[Ids]:
         if not self.asked:
             self.asked = True
             if _is_plain_fast(self.tokenizer):
                 self.table = word_table(self.tokenizer, self._encode)
-        return self._encode(texts) if self.table is None else self.table(texts)
+        if self.table is not None:
+            return self.table(texts)
+        return cut_after(*flattened(self._encode(texts)))
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return encode_texts(self.tokenizer, texts)
