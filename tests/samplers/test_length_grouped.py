@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from mmengine.dataset import DefaultSampler
+from torch.utils.data import DataLoader, TensorDataset
 
 from tests.plan.test_order import CASES, digest, lengths_of
 from xlength import LengthGroupedSampler
@@ -179,3 +181,33 @@ def test_it_takes_the_place_of_the_default_sampler_in_a_loader():
         return sum(b.sum() for b in batches) / sum(b.max() * len(b) for b in batches)
 
     assert padding(grouped) > 0.9 > padding(default)
+
+
+def says_that_batches_do_not_fit(lines):
+    return [line for line in lines if "per_device_batch_size is 6" in line]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_batch_size_that_does_not_fit_is_warned_about_in_any_loop(num_workers, log_lines):
+    dataset = TensorDataset(torch.arange(24))
+    dataset.length = list(range(1, 25))
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        sampler=LengthGroupedSampler(dataset, 6, seed=0),
+        num_workers=num_workers,
+    )
+    for _ in range(2):
+        list(loader)
+    (line,) = says_that_batches_do_not_fit(log_lines)
+    assert "batch_size is 4" in line and "Make per_device_batch_size 4 or a multiple" in line
+
+
+def test_a_fitting_batch_size_and_what_draws_without_batches_are_not_warned_about(log_lines):
+    dataset = TensorDataset(torch.arange(24))
+    dataset.length = list(range(1, 25))
+    sampler = LengthGroupedSampler(dataset, 6, seed=0)
+    assert sorted(sampler) == list(range(24))
+    for batch_size in (2, 3, 6):
+        list(DataLoader(dataset, batch_size, sampler=sampler))
+    assert not says_that_batches_do_not_fit(log_lines)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import Any
 from weakref import WeakSet
 
 from mmengine.logging import print_log
+from torch.utils.data import BatchSampler
 
 _checked: WeakSet[Any] = WeakSet()
 
@@ -19,7 +21,7 @@ def check_batch_size(dataloader: Any, accumulative_counts: int = 1) -> str | Non
     lengths.
 
     Args:
-        dataloader: a ``DataLoader``; asked about again, it is passed over.
+        dataloader: a ``DataLoader``, or its batch sampler; asked about again, it is passed over.
         accumulative_counts: micro-steps per optimiser step.
 
     Returns:
@@ -34,14 +36,29 @@ def check_batch_size(dataloader: Any, accumulative_counts: int = 1) -> str | Non
     wanted = batch_size * accumulative_counts
     if per_device % wanted == 0:
         return None
+    many = accumulative_counts > 1
+    over = f" and gradients are accumulated over {accumulative_counts} of them" if many else ""
     message = (
         f"{type(sampler).__name__}: per_device_batch_size is {per_device}, but the data loader's "
-        f"batch_size is {batch_size} and gradients are accumulated over {accumulative_counts} of "
-        "them: samples of like length would not share a batch. Make per_device_batch_size "
-        f"{wanted} or a multiple of it."
+        f"batch_size is {batch_size}{over}: samples of like length would not share a batch. Make "
+        f"per_device_batch_size {wanted} or a multiple of it."
     )
     print_log(message, "current", logging.WARNING)
     return message
+
+
+def check_who_draws(sampler: Any) -> None:
+    """``check_batch_size`` where no loop or hook of xlength runs, as in XTuner.
+
+    Called by the sampler's ``__iter__``: what draws from it is a loader's batch sampler, which
+    knows the batch size, though not over how many batches gradients are accumulated.
+    """
+    frame = inspect.currentframe()
+    for _ in range(2):
+        frame = frame.f_back if frame is not None else None
+    drawer = frame.f_locals.get("self") if frame is not None else None
+    if isinstance(drawer, BatchSampler) and drawer.sampler is sampler:
+        check_batch_size(drawer)
 
 
 def accumulative_counts_of(runner: Any) -> int:

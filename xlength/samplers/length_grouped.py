@@ -16,6 +16,7 @@ from xlength.lengths import get_lengths, warn_if_grouping_is_useless
 from xlength.plan.groups import Ints, fingerprint
 from xlength.plan.order import default_mega_batch_mult, length_grouped_order
 from xlength.registry import DATA_SAMPLERS, register
+from xlength.samplers.check import check_who_draws
 from xlength.samplers.leftovers import accept_leftovers
 from xlength.samplers.parallel import data_parallel_info
 from xlength.samplers.state import check_state, history_of, step_of
@@ -144,6 +145,7 @@ class LengthGroupedSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         """Indices of this rank, from the loaded position on, else from the start of the epoch."""
+        check_who_draws(self)
         mine = self.order(self.epoch)[self.rank :: self.world_size]
         start, self._start = self._start, 0
         self._yielded = start
