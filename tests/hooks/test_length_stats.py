@@ -191,7 +191,7 @@ def _rank(rank, port, folder):
     shown = {}
     hub = SimpleNamespace(update_scalar=lambda name, value: shown.update({name: value}))
     loader = SimpleNamespace(sampler=None, batch_size=1)
-    runner = SimpleNamespace(hooks=[], message_hub=hub, train_dataloader=loader)
+    runner = SimpleNamespace(hooks=[], message_hub=hub, train_dataloader=loader, iter=0)
     hook.before_train(runner)
     hook.before_train_epoch(runner)
     lengths = [[[10, 4], [4]], [[10], [4, 4]]][rank]

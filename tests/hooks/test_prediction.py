@@ -15,6 +15,7 @@ import tests.tiny as tiny
 from xlength.cli import main
 from xlength.hooks.prediction import predict
 from xlength.plan.cost import ATTENTION
+from xlength.runtime.checkpoint import trust_checkpoints
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [3 + (7 * i) % 23 for i in range(60)]
@@ -42,8 +43,12 @@ def runner_of(work_dir, name="budget", loop=None, visualizer=None, **loader):
         model=dict(type="SupervisedFinetune", llm=tiny.llama(), use_activation_checkpointing=False),
         work_dir=str(work_dir),
         train_dataloader=dict(
-            dataset=dict(type="TinyText", length=LENGTHS),
-            **{"collate_fn": dict(type="tiny_collate"), **SAMPLERS[name], **loader},
+            **{
+                "dataset": dict(type="TinyText", length=LENGTHS),
+                "collate_fn": dict(type="tiny_collate"),
+                **SAMPLERS[name],
+                **loader,
+            },
         ),
         train_cfg=loop or dict(type="TrainLoop", max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
@@ -79,6 +84,32 @@ def test_each_epoch_measures_what_its_plan_predicts(name, tmp_path):
     values = [epoch["epoch/wall_efficiency"] for epoch in epochs]
     assert name == "packing" or values[0] != values[1]  # one row is never padded
     assert "part from the plan's prediction" not in log
+
+
+def test_a_part_of_an_epoch_or_of_a_run_is_named_as_one(tmp_path):
+    runner = runner_of(tmp_path, "grouped", loop=dict(type="TrainLoop", max_epochs=1.4))
+    runner.train()
+    _, log = epochs_of(runner)
+    assert "Over epoch 1: padding" in log and "Over 6 of the 15 steps of epoch 2: padding" in log
+    assert "Over the run: padding" in log
+    trust_checkpoints([str(tmp_path)])
+    again = tmp_path / "again"
+    runner = runner_of(again, "grouped", loop=dict(type="TrainLoop", max_epochs=1.6))
+    runner.resume(str(tmp_path / "epoch_2.pth"))
+    runner.train()
+    _, log = epochs_of(runner)
+    assert "Over epoch" not in log and "Over 3 of the 15 steps of epoch 2: padding" in log
+    assert "Over the run since iteration 21: padding" in log
+
+
+def test_of_a_stream_that_repeats_only_the_number_of_steps_is_said(tmp_path):
+    data = dict(type="TinyText", length=LENGTHS)
+    stream = dict(type="LengthPoolSortDataset", pool_size=8, micro_batch_size=4, dataset=data)
+    loop = dict(type="TrainLoop", max_iters=20)  # a pass has 15 batches
+    runner = runner_of(tmp_path, "default", loop=loop, sampler=None, dataset=stream)
+    runner.train()
+    _, log = epochs_of(runner)
+    assert "Over 20 steps of epoch 1: padding" in log
 
 
 def test_tensorboard_shows_the_epochs_too(tmp_path):

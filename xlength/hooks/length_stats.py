@@ -18,6 +18,7 @@ from xlength.loops import TrainLoop
 from xlength.plan.cost import make_cost
 from xlength.registry import HOOKS, register
 from xlength.runtime.host_group import HostGroup
+from xlength.runtime.loaders import is_stream
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
 APART = 0.02
@@ -63,11 +64,12 @@ class LengthStatsHook(Hook):
       rank's cost); a sample that is drawn twice counts twice, since batches do not tell;
     - ``rank_balance`` (several ranks): mean over micro-steps of mean / largest cost over ranks.
 
-    At the end of an epoch it logs the same over the epoch, each beside what the sampler's plan
-    predicts (``xlength report`` shows the same), and warns once where the two part by more than
-    0.02. At the end it logs the same over the whole run, and keeps it in the message hub as
-    ``length_stats``. All are ratios of sums, not means of ratios. The numbers come from what the
-    batches say about themselves, see ``batch_facts``.
+    At the end of an epoch it logs the same over the steps of the epoch that this run took, each
+    beside what the sampler's plan predicts (``xlength report`` shows the same), and warns once
+    where the two part by more than 0.02. At the end it logs the same over the whole run (a resumed
+    one: since it was resumed), and keeps it in the message hub as ``length_stats``. All are ratios
+    of sums, not means of ratios. The numbers come from what the batches say about themselves, see
+    ``batch_facts``.
 
     Cost: some microseconds a step on the host and, under several ranks, one gathering of a few
     numbers per line through a group of its own on the host; no synchronisation with a device. The
@@ -97,6 +99,7 @@ class LengthStatsHook(Hook):
         self._costs: list[float] = []
         self._start: int | None = 0
         self._steps = 0
+        self._since_iter: int | None = None
 
     def before_train(self, runner: Any) -> None:
         """Find the logger and, once, the other ranks."""
@@ -111,6 +114,8 @@ class LengthStatsHook(Hook):
         self._since = time.perf_counter()
         self._epoch, self._steps = Tally(), 0
         self._start = _first_step(runner)
+        if self._since_iter is None:
+            self._since_iter = runner.iter
 
     def after_val(self, runner: Any) -> None:
         """Time of validation does not count."""
@@ -153,7 +158,7 @@ class LengthStatsHook(Hook):
             + (f" (predicted {predicted[name]:.4f})" if name in predicted else "")
             for name, value in measured.items()
         ]
-        runner.logger.info(f"Over epoch {runner.epoch + 1}: {', '.join(texts)}")
+        runner.logger.info(f"Over {_stretch(runner, self._steps)}: {', '.join(texts)}")
         scalars = {f"epoch/{name}": value for name, value in measured.items()}
         scalars |= {f"epoch/predicted_{name}": value for name, value in predicted.items()}
         runner.visualizer.add_scalars(scalars, step=runner.iter)
@@ -173,7 +178,8 @@ class LengthStatsHook(Hook):
             figures = self._run.figures()
             runner.message_hub.update_info("length_stats", figures, resumed=False)
             text = ", ".join(f"{name} {value:.4f}" for name, value in figures.items())
-            runner.logger.info(f"Over the run: {text}")
+            since = f" since iteration {self._since_iter}" if self._since_iter else ""
+            runner.logger.info(f"Over the run{since}: {text}")
 
     def _is_due(self, runner: Any, batch_idx: int) -> bool:
         """Whether ``LoggerHook``, which comes next, writes a line now."""
@@ -209,6 +215,14 @@ class LengthStatsHook(Hook):
         if message not in self._warned:
             self._warned.add(message)
             print_log(f"LengthStatsHook: {message}.", "current", logging.WARNING)
+
+
+def _stretch(runner: Any, steps: int) -> str:
+    """Which part of the present epoch ``steps`` batches are; of a stream's pass only how many."""
+    epoch, loader = f"epoch {runner.epoch + 1}", runner.train_dataloader
+    if is_stream(loader):
+        return f"{steps:,} steps of {epoch}"
+    return epoch if steps == len(loader) else f"{steps:,} of the {len(loader):,} steps of {epoch}"
 
 
 def _first_step(runner: Any) -> int | None:
