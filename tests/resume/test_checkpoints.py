@@ -2,6 +2,8 @@
 
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from xlength.runtime.atomic import (
 )
 
 numbers = itertools.count()
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -84,6 +87,8 @@ def test_the_last_whole_one_is_found_also_without_a_note(tmp_path):
     paths[1].write_bytes(b"")
     assert last_whole(checkpoints_in(tmp_path))[0] == paths[0]
     paths[0].write_bytes(b"")
+    for time, path in enumerate(paths):
+        os.utime(path, (time, time))
     whole, damaged = last_whole(checkpoints_in(tmp_path))
     assert whole is None, "one of an earlier run would be taken"
     assert [path for path, _ in damaged] == paths[::-1]
@@ -130,7 +135,39 @@ def half(path):
     Path(path).write_bytes(content[: len(content) // 2])
 
 
-def test_resume_passes_over_a_damaged_checkpoint_and_names_it(here):
+def process(*arguments):
+    """``train`` as a process of its own."""
+    command = [sys.executable, "-m", "xlength.cli", "train", "config.py", "--work-dir", "run"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=env)
+
+
+def test_the_latest_is_passed_over_with_one_warning_that_names_it_and_the_one_before(here):
+    assert train() == 0
+    for number in (8, 12):
+        half(f"run/iter_{number}.pth")
+    result = process("--resume")
+    assert result.returncode == 0, result.stderr
+    warnings = [line for line in result.stdout.splitlines() if "is damaged" in line]
+    assert len(warnings) == 2, "one for each"
+    for number, line in zip((12, 8), warnings, strict=True):
+        assert f"run/iter_{number}.pth is damaged: it has no end" in line
+        assert "The run continues from run/iter_4.pth" in line
+    assert "resumed epoch: 0, iter: 4" in result.stdout
+
+
+def test_a_damaged_one_that_is_named_stops_the_process_with_a_command_to_copy(here):
+    assert train() == 0
+    half("run/iter_12.pth")
+    result = process("--resume", "run/iter_12.pth")
+    assert result.returncode == 2
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("xlength: error: config.py: the checkpoint run/iter_12.pth is damaged:")
+    assert line.endswith("; the one before it is whole: --resume run/iter_8.pth")
+    assert process(*line.split()[-2:]).returncode == 0
+
+
+def test_resume_passes_over_a_damaged_checkpoint_and_goes_on_as_undisturbed(here):
     assert train("--resume", "--seed", "3") == 0  # none is there: a new run
     right = torch.load("run/iter_12.pth", weights_only=False)["state_dict"]
     half("run/iter_12.pth")

@@ -99,7 +99,8 @@ def checkpoints_in(work_dir: str | Path) -> list[Path]:
     if last is not None and last.name:
         last = last if last.exists() else folder / last.name  # the folder may have been moved
         # A kill between the two leaves a checkpoint that is newer than the note.
-        if last.exists() and last not in found:
+        known = {os.path.realpath(path) for path in found}
+        if last.exists() and os.path.realpath(last) not in known:
             found.insert(0, last)
     return found
 

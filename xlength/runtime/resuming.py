@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ def _named(checkpoint: str) -> str:
     others = checkpoints_in(path.parent)
     same = [other for other in others if other.name == path.name]
     before, _ = last_whole([path, *(other for other in others if other not in same)])
-    offer = f"the one before it is whole: --resume {before}" if before else "there is no other one"
+    offer = "there is no other one"
+    if before is not None:
+        offer = f"the one before it is whole: --resume {shlex.quote(str(before))}"
     raise InputError(f"the checkpoint {checkpoint} is damaged: {damage}; {offer}")
 
 
@@ -77,15 +80,16 @@ def _latest(work_dir: str) -> str | None:
         print_log(f"No checkpoint in {work_dir} yet: a new run begins.", "current")
         return None
     whole, damaged = last_whole(checkpoints)
-    for path, damage in damaged:
-        print_log(
-            f"The checkpoint {path} is damaged: {damage}. The one before it is tried.",
-            "current",
-            logging.WARNING,
-        )
     if whole is None:
         names = ", ".join(str(path) for path, _ in damaged)
         raise InputError(f"every checkpoint in {work_dir} is damaged ({names}): {damaged[0][1]}")
+    for path, damage in damaged:
+        print_log(
+            f"The checkpoint {path} is damaged: {damage}. The run continues from {whole}, the last "
+            "whole one before it.",
+            "current",
+            logging.WARNING,
+        )
     _note(Path(work_dir), whole)
     return str(whole)
 
