@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from xlength.bench.timing import peak_bytes, seconds
 from xlength.plan.groups import Ints
 from xlength.plan.order import default_mega_batch_mult, length_grouped_order
+from xlength.samplers.length_grouped import permutations
 
 PER_DEVICE_BATCH_SIZE, WORLD_SIZE = 16, 8
 
@@ -44,15 +44,15 @@ def _row(case: str, lengths: Ints, seed: int) -> dict[str, Any]:
     window = default_mega_batch_mult(len(lengths), total) * total
 
     def ours() -> Ints:
-        return length_grouped_order(lengths, window, partial(_permute, _generator(seed)))
+        return length_grouped_order(lengths, window, permutations(seed))
 
     values = lengths.tolist()
 
     def loops() -> list[int]:
-        return order_in_loops(values, window, _generator(seed))
+        return order_in_loops(values, window, permutations(seed))
 
     def limit() -> Ints:
-        return np.argsort(lengths[_permute(_generator(seed), len(lengths))])
+        return np.argsort(lengths[permutations(seed)(len(lengths))])
 
     if ours().tolist() != loops():
         raise AssertionError("the two orders differ, so their times mean nothing")
@@ -69,21 +69,11 @@ def _row(case: str, lengths: Ints, seed: int) -> dict[str, Any]:
     }
 
 
-def _generator(seed: int) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return generator
-
-
-def _permute(generator: torch.Generator, count: int) -> Ints:
-    return torch.randperm(count, generator=generator).numpy()
-
-
-def order_in_loops(lengths: list[int], window: int, generator: torch.Generator) -> list[int]:
+def order_in_loops(lengths: list[int], window: int, permute: Callable[[int], Ints]) -> list[int]:
     """The length-grouped order in loops: lists, and ``sorted`` with a key inside each window."""
 
     def sorted_windows(sizes: list[int]) -> list[list[int]]:
-        drawn = torch.randperm(len(sizes), generator=generator).tolist()
+        drawn = permute(len(sizes)).tolist()
         windows = [drawn[i : i + window] for i in range(0, len(drawn), window)]
         return [sorted(part, key=lambda i: sizes[i], reverse=True) for part in windows]
 
@@ -96,7 +86,7 @@ def order_in_loops(lengths: list[int], window: int, generator: torch.Generator) 
             sizes = [sign * lengths[i] for i in members]
             kinds.append([[members[i] for i in part] for part in sorted_windows(sizes)])
         whole = kinds[0][:-1] + kinds[1][:-1]
-        order = torch.randperm(len(whole), generator=generator).tolist()
+        order = permute(len(whole)).tolist()
         last = sorted(kinds[0][-1] + kinds[1][-1], key=lambda i: abs(lengths[i]), reverse=True)
         windows = [*(whole[i] for i in order), last]
     firsts = [abs(lengths[part[0]]) for part in windows]

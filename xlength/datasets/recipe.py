@@ -62,15 +62,8 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     if cache.exists(folder):
         print_log(f"process_hf_dataset: rows prepared before, in {folder}", logger="current")
         return folder
-    row_pass = RowPass(
-        map_fn=map_fn,
-        template_fn=template_fn,
-        renames=dict(recipe.rename_maps),
-        encoder=encoder,
-        with_labels=recipe.input_ids_with_output,
-        keep=[],
-        fail_fast=recipe.bad_rows == "error",
-    )
+    fail_fast = recipe.bad_rows == "error"
+    row_pass = row_pass_of(recipe, map_fn, template_fn, encoder, fail_fast)
     features = _choose_columns(rows, row_pass, recipe.remove_unused_columns)
     num_proc = _num_processes(recipe.map_num_proc, len(rows))
     files = data_files(dataset)
@@ -187,6 +180,21 @@ def resolve(recipe: Recipe) -> tuple[Any, Any, Encoder | None, list[Any]]:
         recipe.bad_rows,
     ]
     return map_fn, template_fn, encoder, how
+
+
+def row_pass_of(
+    recipe: Recipe, map_fn: Any, template_fn: Any, encoder: Encoder | None, fail_fast: bool
+) -> RowPass:
+    """The pass over the rows with what ``resolve`` found, which keeps no column so far."""
+    return RowPass(
+        map_fn=map_fn,
+        template_fn=template_fn,
+        renames=dict(recipe.rename_maps),
+        encoder=encoder,
+        with_labels=recipe.input_ids_with_output,
+        keep=[],
+        fail_fast=fail_fast,
+    )
 
 
 def _choose_columns(rows: Dataset, row_pass: RowPass, remove_unused: bool) -> Features:

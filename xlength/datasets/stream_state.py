@@ -10,6 +10,7 @@ from typing import Any
 from mmengine.logging import print_log
 
 from xlength.datasets.stream_parts import Reader
+from xlength.samplers.state import differences
 
 _RULES = {
     "version": "the state's layout",
@@ -40,17 +41,7 @@ def check_stream_state(
     missing = [key for key in (*_RULES, "epoch", "options", "workers") if key not in state]
     if missing:
         raise KeyError(f"not a state of a stream: it lacks {', '.join(missing)}")
-    changes = [
-        f"{meaning} ({key}) was {state[key]!r} and is {expected[key]!r}"
-        for key, meaning in _RULES.items()
-        if state[key] != expected[key]
-    ]
-    was, now = state["options"], expected["options"]
-    changes += [
-        f"{key} was {was.get(key)!r} and is {now.get(key)!r}"
-        for key in sorted({*was, *now})
-        if was.get(key) != now.get(key)
-    ]
+    changes = differences(state, expected, _RULES)
     if changes:
         message = "the saved state does not fit this stream: " + "; ".join(changes)
         if strict:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlength.commands import InputError
-from xlength.datasets.recipe import Recipe, resolve
-from xlength.datasets.rows import RowPass
+from xlength.datasets.recipe import Recipe, resolve, row_pass_of
 from xlength.datasets.templates import PROMPT_TEMPLATE
 from xlength.measure.counting import RowCounter
 
@@ -147,15 +146,7 @@ def from_recipe(recipe: Recipe, side: Mapping[str, Any]) -> Counting:
         map_fn, template_fn, encoder, how = resolve(recipe)
     except ValueError as error:
         raise InputError(str(error)) from error
-    row_pass = RowPass(
-        map_fn=map_fn,
-        template_fn=template_fn,
-        renames=dict(recipe.rename_maps),
-        encoder=encoder,
-        with_labels=recipe.input_ids_with_output,
-        keep=[],
-        fail_fast=False,
-    )
+    row_pass = row_pass_of(recipe, map_fn, template_fn, encoder, fail_fast=False)
     return Counting(RowCounter(row_pass), [content_hash(how)], dict(side))
 
 

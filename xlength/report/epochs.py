@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
-import torch
 
 from xlength.plan.epoch import EpochPlan
 from xlength.plan.groups import Groups, Ints
 from xlength.plan.order import default_mega_batch_mult, length_grouped_order
+from xlength.samplers.length_grouped import permutations
 
 
 def default_sampler_epoch(
@@ -33,7 +31,7 @@ def default_sampler_epoch(
     """
     order = np.arange(num_samples, dtype=np.int64)
     if shuffle:
-        order = _permute(_generator(seed + epoch), num_samples)
+        order = permutations(seed + epoch)(num_samples)
     if round_up:
         order = np.resize(order, -(-num_samples // world_size) * world_size)
     return of_ranks(order, batch_size, world_size, num_samples)
@@ -62,7 +60,7 @@ def length_grouped_epoch(
     """
     total = (per_device_batch_size or batch_size) * world_size
     window = (mega_batch_mult or default_mega_batch_mult(len(lengths), total)) * total
-    order = length_grouped_order(lengths, window, partial(_permute, _generator(seed + epoch)))
+    order = length_grouped_order(lengths, window, permutations(seed + epoch))
     if round_up:
         order = np.resize(order, -(-len(lengths) // total) * total)
     return of_ranks(order, batch_size, world_size, len(lengths))
@@ -81,13 +79,3 @@ def of_ranks(order: Ints, batch_size: int, world_size: int, num_samples: int) ->
     groups = Groups.from_sizes(mine.reshape(-1), np.tile(sizes, world_size))
     places = np.arange(world_size * steps, dtype=np.int64).reshape(world_size, steps).T
     return EpochPlan.counted(groups, places, num_samples)
-
-
-def _generator(seed: int) -> torch.Generator:
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    return generator
-
-
-def _permute(generator: torch.Generator, count: int) -> Ints:
-    return torch.randperm(count, generator=generator).numpy()

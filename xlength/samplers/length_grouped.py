@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -127,12 +127,7 @@ class LengthGroupedSampler(Sampler[int]):
 
         Of an epoch that another number of ranks began: those that are left, rounded up likewise.
         """
-        generator = torch.Generator()
-        generator.manual_seed(self.seed + epoch)
-
-        def permute(count: int) -> Ints:
-            return torch.randperm(count, generator=generator).numpy()
-
+        permute = permutations(self.seed + epoch)
         history = self._history if epoch == self.epoch else []
         window = self._window(history[0][0]) if history else self.group_batch_size
         order = length_grouped_order(self.length, window, permute)
@@ -242,6 +237,17 @@ class LengthGroupedSampler(Sampler[int]):
             self._history = history_of(state, self.world_size)
             if state["world_size"] == self.world_size:
                 self._start = self._yielded = step_of(state, self.epoch_length())
+
+
+def permutations(seed: int) -> Callable[[int], Ints]:
+    """torch's permutations of so many numbers, one after the other from one generator."""
+    generator = torch.Generator()
+    generator.manual_seed(seed)
+
+    def permute(count: int) -> Ints:
+        return torch.randperm(count, generator=generator).numpy()
+
+    return permute
 
 
 def _check_positive(name: str, value: Any) -> None:

@@ -15,6 +15,24 @@ _RULES = {
 }
 
 
+def differences(
+    state: Mapping[str, Any], expected: Mapping[str, Any], rules: Mapping[str, str]
+) -> list[str]:
+    """What a state says otherwise than a fresh one does, of the keys in ``rules`` (key -> what it
+    means) and of the options; what was and what is."""
+    changes = [
+        f"{meaning} ({key}) was {state[key]!r} and is {expected[key]!r}"
+        for key, meaning in rules.items()
+        if state[key] != expected[key]
+    ]
+    was, now = state["options"], expected["options"]
+    return changes + [
+        f"option {key} was {was.get(key)!r} and is {now.get(key)!r}"
+        for key in sorted({*was, *now})
+        if was.get(key) != now.get(key)
+    ]
+
+
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], strict: bool) -> bool:
     """Whether ``state`` continues what ``expected`` (a fresh state of the present sampler)
     describes.
@@ -29,17 +47,7 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], strict: b
     missing = [key for key in expected if key not in state]
     if missing:
         raise KeyError(f"not a sampler state: it lacks {', '.join(missing)}")
-    changes = [
-        f"{meaning} ({key}) was {state[key]!r} and is {expected[key]!r}"
-        for key, meaning in _RULES.items()
-        if state[key] != expected[key]
-    ]
-    was, now = state["options"], expected["options"]
-    changes += [
-        f"option {key} was {was.get(key)!r} and is {now.get(key)!r}"
-        for key in sorted({*was, *now})
-        if was.get(key) != now.get(key)
-    ]
+    changes = differences(state, expected, _RULES)
     if not changes:
         return True
     message = "the saved state does not fit this run: " + "; ".join(changes)
