@@ -324,6 +324,27 @@ def test_an_option_that_nothing_reads_ends_with_2(option, message, here, capsys)
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("content", ["", "\n \n", "[ ]\n"])
+def test_data_files_without_a_row_are_named_before_a_model_is_loaded(content, here, capsys):
+    (here / "chats.jsonl").write_text(content)
+    source = "dict(type='load_dataset', path='json', data_files='chats.jsonl', {})"
+    for dataset in (
+        f"dict(type='process_hf_dataset', dataset={source.format('')})",
+        "dict(type='LengthPoolSortDataset', pool_size=8, dataset=dict(type='stream_hf_dataset', "
+        f"tokenizer=None, max_length=9, dataset={source.format('streaming=True')}))",
+    ):
+        text = CONFIG.replace("dict(type='TinyText', length=", f"{dataset} or dict(length=")
+        (here / "empty.py").write_text(text.replace("AutoModelForCausalLM", "NoSuchModel"))
+        assert train("empty.py") == 2
+        assert capsys.readouterr().err == (
+            "xlength: error: empty.py: train_dataloader.dataset: chats.jsonl is empty: it has no "
+            "row\n"
+        )
+        assert main(["log-dataset", "empty.py"]) == 2
+        error = capsys.readouterr().err
+        assert "chats.jsonl is empty: it has no row" in error and error.count("\n") == 1
+
+
 def test_a_work_dir_that_cannot_be_made_is_named(here, capsys):
     assert train("config.py", "--work-dir", "config.py") == 2
     assert "work_dir config.py: cannot make this folder" in capsys.readouterr().err

@@ -320,6 +320,24 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path):
         assert f"{paths[1]}, line 17, is broken: {reason}" in message and "\n" not in message
 
 
+@pytest.mark.parametrize("content", ["", "\n\n", "[]"])
+def test_files_without_a_row_are_named(content, tmp_path):
+    (tmp_path / "none.jsonl").write_text(content)
+    none = str(tmp_path / "none.jsonl")
+    source = dict(type=load_dataset, path="json", data_files=[none])
+    with pytest.raises(ValueError, match=r"dataset: .*none.jsonl is empty: it has no row$"):
+        process(source)
+    source["data_files"] = [none, none]
+    with pytest.raises(ValueError, match=r"no row, as are the 1 other files of it"):
+        process(source)
+    source["data_files"] = [none, write(tmp_path / "a.jsonl", chats(5))["data_files"]]
+    if content:  # which the datasets library cannot read beside others
+        with pytest.raises(ValueError, match=r"none.jsonl is empty: leave it out$"):
+            process(source)
+    else:
+        assert len(process(source)) == len(process(chats(5)))
+
+
 def test_bytes_that_are_no_text_are_named_by_file_and_line(tmp_path):
     source = write(tmp_path / "a.jsonl", chats(3))
     with open(tmp_path / "a.jsonl", "ab") as file:

@@ -6,7 +6,9 @@ import glob
 import gzip
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from typing import IO, Any
 
 from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
@@ -28,10 +30,14 @@ def load_source(dataset: Any, split: str | None) -> Dataset:
     """
     loaded = dataset
     if not isinstance(dataset, DatasetDict):
+        refuse_empty_files(dataset)
         try:
             loaded = build(dataset, "dataset")
         except ValueError as error:
             refuse_broken_line(dataset, error)
+            empty = [path for path in data_files(dataset) if not _has_row(path)]
+            if empty:
+                raise ValueError(f"dataset: {empty[0]} is empty: leave it out") from error
             raise
     if isinstance(loaded, IterableDataset):
         raise ValueError("dataset is a stream: process_hf_dataset needs a Dataset")
@@ -85,6 +91,32 @@ def line_of_row(files: Iterable[str], row: int) -> str:
     except OSError:
         pass
     return ""
+
+
+def refuse_empty_files(config: Any) -> None:
+    """Raise ValueError if a config, or one within it, names JSON files and none of them has a row.
+
+    Cost: the first lines of the first file that has one.
+    """
+    if isinstance(config, Mapping) and not isinstance(config, DatasetDict):
+        files = data_files(config)
+        if files and not any(_has_row(path) for path in files):
+            more = f", as are the {len(files) - 1} other files of it" if len(files) > 1 else ""
+            raise ValueError(f"dataset: {files[0]} is empty: it has no row{more}")
+        for key in config:
+            refuse_empty_files(config[key])
+    elif isinstance(config, (list, tuple)):
+        for part in config:
+            refuse_empty_files(part)
+
+
+def _has_row(path: str) -> bool:
+    """False for a file that is blank or an array without elements."""
+    try:
+        head = b"".join(line for _, line in islice(_lines(path), 2))
+    except OSError:
+        return True  # whoever reads it says what is wrong
+    return bool(head) and re.fullmatch(rb"\[\s*\]", head) is None
 
 
 def refuse_broken_line(dataset: Any, error: Exception) -> None:

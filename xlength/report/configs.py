@@ -156,6 +156,8 @@ def open_config(cfg: Any, name: str) -> tuple[Mapping[str, Any], Any]:
     """
     from mmengine.registry import DATASETS, DefaultScope
 
+    from xlength.datasets.source import refuse_empty_files
+
     loader = cfg.get("train_dataloader")
     if not isinstance(loader, Mapping) or loader.get("dataset") is None:
         raise InputError(f"{name} has no train_dataloader with a dataset")
@@ -164,6 +166,7 @@ def open_config(cfg: Any, name: str) -> tuple[Mapping[str, Any], Any]:
         return loader, dataset
     with DefaultScope.overwrite_default_scope(cfg.get("default_scope", "mmengine")):
         try:
+            refuse_empty_files(dataset)
             return loader, DATASETS.build(dataset)
         except (ValueError, OSError, KeyError) as error:
             raise InputError(f"{name}, train_dataloader.dataset: {error}") from error

@@ -61,6 +61,7 @@ def check_config(cfg: Any) -> None:
                     "data, the same on every rank"
                 )
             _check_plan(name, loader)
+            _check_files(name, loader)
 
 
 def _check_plan(name: str, loader: Mapping[str, Any]) -> None:
@@ -79,6 +80,16 @@ def _check_plan(name: str, loader: Mapping[str, Any]) -> None:
             f"{name}.sampler has a plan of whole batches, so {name} needs the line "
             "batch_sampler=dict(type='xlength.PlanBatchSampler')"
         )
+
+
+def _check_files(name: str, loader: Mapping[str, Any]) -> None:
+    """The data's files, before a model is loaded."""
+    from xlength.datasets.source import refuse_empty_files
+
+    try:
+        refuse_empty_files(loader.get("dataset"))
+    except ValueError as error:
+        raise InputError(f"{name}.{error}") from error
 
 
 def known_settings() -> set[str]:
