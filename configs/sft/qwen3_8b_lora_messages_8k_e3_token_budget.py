@@ -10,7 +10,7 @@ batch_size = 4  # per device
 accumulative_counts = 4
 
 train_dataloader = dict(
-    batch_size=batch_size,
+    batch_size=1,  # the plan decides
     num_workers=4,
     dataset=dict(
         type="process_hf_dataset",

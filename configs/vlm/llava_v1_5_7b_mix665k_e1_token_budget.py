@@ -12,7 +12,7 @@ batch_size = 16  # per device
 accumulative_counts = 1
 
 train_dataloader = dict(
-    batch_size=batch_size,
+    batch_size=1,  # the plan decides
     num_workers=4,
     dataset=dict(
         type="LLaVADataset",

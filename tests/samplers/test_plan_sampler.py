@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from mmengine.runner import Runner
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from xlength import FixedBatch, Packing, PlanBatchSampler, PlanSampler, TokenBudget
@@ -174,7 +175,26 @@ def test_the_loaders_batch_size_must_be_that_of_the_plan():
         PlanBatchSampler(sampler, 16)
     with pytest.raises(ValueError, match="batch_size is 16, but the plan has batches of 1 rows"):
         PlanBatchSampler(build(dict(type="FixedBatch", batch_size=1)), 16)
-    assert len(PlanBatchSampler(build(), 16)) == len(build())  # a budget has no batch size
+
+
+def test_a_batch_size_of_the_loader_that_the_plan_overrules_is_warned_about_once(log_lines):
+    def warnings_of(plan, batch_size):
+        log_lines.clear()
+        loader = Runner.build_dataloader(
+            dict(
+                dataset=Sized(LENGTHS),
+                sampler=dict(type="xlength.PlanSampler", plan=plan),
+                batch_sampler=dict(type="xlength.PlanBatchSampler"),
+                batch_size=batch_size,
+            )
+        )
+        assert len(list(loader)) == len(list(loader)) == len(loader)
+        return [line for line in log_lines if "batch_size=" in line and "has no effect" in line]
+
+    [warning] = warnings_of(BUDGET, 16)
+    assert "batch_size=16 has no effect: the plan (TokenBudget) decides" in warning
+    assert warnings_of(BUDGET, 1) == []
+    assert warnings_of(dict(type="FixedBatch", batch_size=16), 16) == []
 
 
 def test_dropping_is_the_plans_to_decide():

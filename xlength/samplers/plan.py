@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -228,8 +229,8 @@ class PlanBatchSampler(Sampler[list[int]]):
     Args:
         sampler: a ``PlanSampler``.
         batch_size: the loader's, which mmengine passes on. The plan decides, so that 1 and None
-            mean nothing, as does any number where the plan has batches of varying size; another
-            number than that of the plan's own rows is refused.
+            mean nothing. Another number is warned about where the plan has batches of varying
+            size, and refused where it is not the number of the plan's own rows.
         drop_last: as for torch's; the plan's own option decides.
 
     Raises:
@@ -250,6 +251,13 @@ class PlanBatchSampler(Sampler[list[int]]):
             raise ValueError(
                 f"the data loader's batch_size is {batch_size}, but the plan has batches of {rows} "
                 f"rows ({plan}); make them equal, or batch_size=1 or None to let the plan decide"
+            )
+        if rows is None and batch_size not in (None, 1):
+            print_log(
+                f"The data loader's batch_size={batch_size} has no effect: the plan "
+                f"({type(plan).__name__}) decides how many samples a batch has. Make it 1.",
+                logger="current",
+                level=logging.WARNING,
             )
         if drop_last and not getattr(plan, "drop_last", False):
             raise ValueError("drop_last=True belongs into the plan: plan=dict(..., drop_last=True)")
