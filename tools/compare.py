@@ -79,7 +79,8 @@ def train(config: Path, work_dir: Path, processes: int) -> None:
     """One run under torchrun, each process with its share of the cores."""
     threads = max(1, (os.cpu_count() or 1) // processes)
     environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": str(threads)}
-    command = [ROOT / "tools/dist_train.sh", config, str(processes), "--work-dir", work_dir]
+    command = [str(ROOT / "tools/dist_train.sh"), str(config), str(processes)]
+    command += ["--work-dir", str(work_dir)]
     subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
