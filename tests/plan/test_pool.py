@@ -107,8 +107,8 @@ def test_packs_of_equal_totals_wait_at_most_10_percent_when_the_key_is_their_cos
     assert waiting(in_order(costs, equal_keys)) > 1.9
 
 
-def kinds():
-    return np.random.RandomState(5).rand(RANKS, SAMPLES) < 0.4
+def kinds(share=0.4, seed=5):
+    return np.random.RandomState(seed).rand(RANKS, SAMPLES) < share
 
 
 @pytest.mark.parametrize("size", [1, 4])
@@ -135,13 +135,53 @@ def test_the_schedule_of_kinds_is_the_same_on_all_ranks_when_the_share_is_given(
     assert all(sorted(order) == list(range(SAMPLES)) for order in orders)
 
 
-def test_pools_with_micro_batches_keep_kinds_apart_on_nearly_all_ranks_at_once():
-    options = PoolOptions(1000, separate_packed=True, micro_batch_size=4)
-    orders = orders_of_ranks(options, lengths(), kinds())
-    drawn = steady(in_order(kinds(), orders), 4)
-    assert (drawn.all(axis=2) == drawn.any(axis=2)).all()
-    assert (drawn[:, :, 0].all(axis=0) == drawn[:, :, 0].any(axis=0)).mean() > 0.94
-    assert waiting(steady(in_order(lengths(), orders), 4).max(axis=2)) <= 1.15
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6])
+@pytest.mark.parametrize(("size", "is_given"), [(4, False), (16, False), (1, True), (4, True)])
+def test_pools_keep_kinds_apart_by_a_schedule_that_nearly_all_ranks_share(size, is_given, share):
+    options = PoolOptions(
+        1000,
+        separate_packed=True,
+        micro_batch_size=size,
+        packed_share=share if is_given else None,
+    )
+    for seed in (0, 1, 3):
+        values, packed = lengths(seed=seed), kinds(share, 100 + seed)
+        orders = orders_of_ranks(options, values, packed)
+        drawn = steady(in_order(packed, orders), size)
+        assert (drawn.all(axis=2) == drawn.any(axis=2)).all()  # no micro-batch holds both
+        kind = drawn[:, :, 0]
+        assert (kind.all(axis=0) == kind.any(axis=0)).mean() > (0.98 if is_given else 0.96)
+        assert waiting(steady(in_order(values, orders), size).max(axis=2)) <= 1.12
+
+
+def test_a_share_of_packed_samples_needs_them_apart_and_room_for_two_micro_batches():
+    with pytest.raises(ValueError, match=r"packed_share=0.4 needs separate_packed=True"):
+        PoolOptions(1000, packed_share=0.4)
+    with pytest.raises(ValueError, match=r"packed_share must be in \(0, 1\), got 1"):
+        PoolOptions(1000, separate_packed=True, packed_share=1)
+    with pytest.raises(ValueError, match="pool_size must hold two micro-batches"):
+        PoolOptions(1, separate_packed=True, packed_share=0.4)
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.95])
+@pytest.mark.parametrize("size", [4, 16])
+def test_what_a_pool_carries_over_is_given_a_few_pools_later(share, size):
+    options = PoolOptions(1000, separate_packed=True, micro_batch_size=size)
+    for order in orders_of_ranks(options, lengths(), kinds(share)):
+        waits = np.argsort(order) + 1000 - np.arange(SAMPLES)
+        assert np.mean(waits[:-2000] > 2000) < 0.06
+        assert waits[:-2000].max() < 6000
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_data_of_one_kind_or_of_another_share_than_was_given_are_not_held_back(size):
+    options = PoolOptions(100, separate_packed=True, micro_batch_size=size, packed_share=0.3)
+    for share in (0, 0.01, 0.9, 1):
+        packed = kinds(share)
+        for order, own in zip(orders_of_ranks(options, lengths(), packed), packed, strict=True):
+            assert sorted(order) == list(range(SAMPLES))
+            waits = (np.argsort(order) + 100 - np.arange(SAMPLES))[:-200]
+            assert max(waits[own[:-200] == kind].max(initial=0) for kind in (True, False)) < 1500
 
 
 def test_ranks_whose_passes_are_unequal_stay_aligned_when_the_stream_repeats():
@@ -199,6 +239,7 @@ options_strategy = st.builds(
     tail_shuffle=st.booleans(),
     warmup_steps=st.sampled_from([0, 3]),
     initial_pool_size=st.integers(1, 8),
+    packed_share=st.sampled_from([None, 0.1, 0.5]),
 )
 
 
@@ -207,6 +248,8 @@ options_strategy = st.builds(
 def test_nothing_is_lost_too_much_is_never_held_and_a_restored_sorter_goes_on(
     kwargs, n, seed, stop
 ):
+    if not kwargs["separate_packed"]:
+        kwargs["packed_share"] = None
     options = PoolOptions(**kwargs)
     rng = np.random.RandomState(seed)
     keys, packed = rng.randint(1, 30, n).tolist(), (rng.rand(n) < 0.4).tolist()

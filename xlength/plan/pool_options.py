@@ -31,13 +31,15 @@ class PoolOptions:
         micro_batch_size: samples that will be computed together. They are neighbours by cost, and
             kept together.
         separate_packed: keep packed and other samples apart. With micro-batches, none holds both
-            kinds, but for the last ones of a finite stream.
+            kinds, but for the last ones of a finite stream, and the kind of each comes by a
+            schedule that is nearly the same on all ranks.
         mode: ``'pool'`` or ``'sliding'``.
         max_age: ``mode='sliding'``: micro-batches that no sample waits longer than; by default 10
             times ``pool_size // micro_batch_size``.
-        packed_share: ``mode='sliding'`` with ``separate_packed``: share of the packed samples in
-            the data, if it is known; then the schedule of kinds is the very same on all ranks, and
-            not nearly so.
+        packed_share: with ``separate_packed``: share of the packed samples in the data, if it is
+            known; then more steps are of one kind on all ranks. In a pool without micro-batches it
+            puts that schedule in the place of the original's order, in which the kinds of the ranks
+            do not match.
 
     Raises:
         ValueError: a value out of its range.
@@ -70,7 +72,7 @@ class PoolOptions:
                 f"pool_size must hold a micro-batch: got pool_size={self.pool_size} and "
                 f"micro_batch_size={self.micro_batch_size}"
             )
-        if self.separate_packed and 1 < self.micro_batch_size > self.pool_size // 2:
+        if self.separate_packed and not self.as_original and self.pool_size < self._least_size:
             raise ValueError(
                 "with separate_packed, pool_size must hold two micro-batches: got "
                 f"pool_size={self.pool_size} and micro_batch_size={self.micro_batch_size}"
@@ -78,11 +80,8 @@ class PoolOptions:
         if self.mode not in MODES:
             raise ValueError(f"mode must be 'pool' or 'sliding', got {self.mode!r}")
         if self.packed_share is not None:
-            if self.mode == "pool" or not self.separate_packed:
-                raise ValueError(
-                    f"packed_share={self.packed_share!r} needs mode='sliding' and "
-                    "separate_packed=True"
-                )
+            if not self.separate_packed:
+                raise ValueError(f"packed_share={self.packed_share!r} needs separate_packed=True")
             if not 0 < self.packed_share < 1:
                 raise ValueError(f"packed_share must be in (0, 1), got {self.packed_share!r}")
         if self.max_age is not None:
@@ -91,6 +90,11 @@ class PoolOptions:
                     f"max_age={self.max_age!r} belongs to mode='sliding'; a pool gives all it holds"
                 )
             _check_count("max_age", self.max_age, self.steps_of_pool + self.spare_steps)
+
+    @property
+    def as_original(self) -> bool:
+        """Whether pools have LLaVA-OneVision-2's order, sample by sample."""
+        return self.micro_batch_size == 1 and self.packed_share is None
 
     @property
     def capacity(self) -> int:
@@ -113,6 +117,11 @@ class PoolOptions:
         """``max_age``, or its default."""
         return self.max_age or DEFAULT_MAX_AGE * self.steps_of_pool + self.spare_steps
 
+    def carried_of(self, size: int) -> int:
+        """Samples that a pool of ``size`` leaves to the next one, where kinds are kept apart by a
+        common schedule: an eighth, as the counts of the kinds differ between ranks."""
+        return max(size // 8 // self.micro_batch_size, 1) * self.micro_batch_size
+
     def size_of_pool(self, flushes: int) -> int:
         """Samples of the pool that comes after ``flushes`` full ones."""
         return self._whole(self._grown(flushes))
@@ -129,8 +138,15 @@ class PoolOptions:
         return start + int((self.pool_size - start) * (step / self.warmup_steps))
 
     def _whole(self, size: int) -> int:
-        least = 2 if self.separate_packed and self.micro_batch_size > 1 else 1
-        return max(size // self.micro_batch_size, least) * self.micro_batch_size
+        whole = size // self.micro_batch_size * self.micro_batch_size
+        return max(whole, self._least_size)
+
+    @property
+    def _least_size(self) -> int:
+        """Samples of the smallest pool: where kinds are apart, it gives one micro-batch and carries
+        one over."""
+        apart = self.separate_packed and not self.as_original
+        return self.micro_batch_size * (2 if apart else 1)
 
     def as_dict(self) -> dict[str, Any]:
         """The options as plain values, for a saved state."""
