@@ -45,9 +45,9 @@ class LengthPoolSortDataset(IterableDataset[Any]):
     to save padding, and ``mode='sliding'`` to wait least.
 
     Price: a sample is trained on up to two pools (``mode='sliding'``: up to ``max_age`` steps)
-    after it was read; with ``separate_packed`` a few are a pool or two later. Every worker of every rank holds up to ``pool_size`` samples: 1,000 samples
-    of 4,096 tokens with labels are some 65 MB a worker, with images far more. See ``PoolOptions``,
-    ``PoolSorter`` and ``SlidingSorter``.
+    after it was read; with ``separate_packed`` a few are a pool or two later. Every worker of every
+    rank holds up to ``pool_size`` samples: 1,000 samples of 4,096 tokens with labels are some 65 MB
+    a worker, with images far more. See ``PoolOptions``, ``PoolSorter`` and ``SlidingSorter``.
     Cost: 2 to 5 microseconds a sample. Reading goes on while a pool is given: one sample is read
     for each that is given. A state costs as much as some hundred samples; to continue from one,
     what is held is read again.
