@@ -9,7 +9,10 @@ default_hooks = dict(
     checkpoint=dict(type="CheckpointHook", by_epoch=False, interval=500, max_keep_ckpts=2),
     sampler_seed=dict(type="DistSamplerSeedHook"),  # another order in every epoch
 )
-custom_hooks = [dict(type="LengthStatsHook")]  # padding efficiency and tokens/s in every log line
+custom_hooks = [
+    dict(type="DatasetInfoHook", max_characters=400),  # the first sample, lengths and order
+    dict(type="LengthStatsHook"),  # padding efficiency and tokens/s in every log line
+]
 
 env_cfg = dict(
     cudnn_benchmark=False,

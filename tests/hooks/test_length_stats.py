@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
+from mmengine.config import Config
 from mmengine.runner import Runner
 
 import tests.tiny as tiny
@@ -22,15 +24,16 @@ LENGTHS = [3 + (7 * i) % 23 for i in range(22)]
 def run(work_dir, train_cfg=None, hook=None, **options):
     """Train in batches of 4 and return the runner and its lines of JSON."""
     sampler = dict(type="LengthGroupedSampler", per_device_batch_size=4, round_up=False)
+    loader = dict(
+        batch_size=4,
+        dataset=dict(type="TinyText", length=LENGTHS),
+        sampler=sampler,
+        collate_fn=dict(type="tiny_collate"),
+    )
     runner = Runner(
         model=dict(type="SupervisedFinetune", llm=tiny.llama(), use_activation_checkpointing=False),
         work_dir=str(work_dir),
-        train_dataloader=dict(
-            batch_size=4,
-            dataset=dict(type="TinyText", length=LENGTHS),
-            sampler=sampler,
-            collate_fn=dict(type="tiny_collate"),
-        ),
+        train_dataloader=options.pop("train_dataloader", loader),
         train_cfg=train_cfg or dict(type="TrainLoop", max_epochs=2),
         optim_wrapper=dict(optimizer=dict(type="SGD", lr=0.1)),
         default_hooks=dict(logger=dict(type="LoggerHook", interval=5)),
@@ -127,7 +130,38 @@ def test_the_first_sample_is_decoded_with_its_images():
 
     hook = DatasetInfoHook(tokenizer=dict(type=Words))
     assert hook.decode([1, 2, -200, 3]) == "<1><2><image><3>"
+    assert hook.decode([1, *[-200] * 576, 3]) == "<1><image>(x 576)<3>"
+    assert hook.decode([1, *[7] * 576, 3]) == "<1><7>(x 576)<3>"
     assert DatasetInfoHook(Words(), is_intern_repo_dataset=True).decode([1, -2]) == "<1><2>"
+
+
+def test_by_default_the_text_is_that_of_the_configs_tokenizer_and_as_short_as_asked(tmp_path):
+    def log_of(name, **options):
+        hook = dict(type="DatasetInfoHook", **options)
+        cfg = Config(dict(tokenizer=dict(type="tests.hooks.test_length_stats.Words")))
+        once = dict(type="TrainLoop", max_epochs=1)
+        runner, _ = run(tmp_path / name, once, hook, cfg=cfg)
+        return Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
+
+    ids = tiny.sample(0, LENGTHS[0])["input_ids"]
+    text = "".join(f"<{i}>" for i in ids)
+    assert f"train example:\n{text}\n" in _messages(log_of("whole"))
+    short = f"{text[:3]} [... {len(text) - 5} characters more ...] {text[-2:]}"
+    assert f"train example:\n{short}\n" in _messages(log_of("short", max_characters=5))
+
+
+def _messages(log):
+    """A log without the times."""
+    return re.sub(r"^\S+ \S+ - mmengine - INFO - ", "", log, flags=re.M)
+
+
+def test_of_a_stream_no_sample_is_read_for_the_description(tmp_path):
+    data = dict(type="TinyText", length=LENGTHS)
+    stream = dict(type="LengthPoolSortDataset", pool_size=8, micro_batch_size=4, dataset=data)
+    loader = dict(batch_size=4, dataset=stream, sampler=None, collate_fn=dict(type="tiny_collate"))
+    runner, _ = run(tmp_path, dict(type="TrainLoop", max_iters=5), train_dataloader=loader)
+    log = Path(runner.log_dir, f"{runner.timestamp}.log").read_text()
+    assert "LengthPoolSortDataset is a stream" in log and "train example" not in log
 
 
 def facts(data, cost=TOKENS):

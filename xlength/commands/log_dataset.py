@@ -55,13 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _decoder(cfg: Any, loader: Mapping[str, Any], dataset: Any) -> Callable[[list[int]], str]:
-    from xlength.runtime.build import build
+    from xlength.report.preview import tokenizer_of
 
-    tokenizer = getattr(dataset, "tokenizer", None)
-    inner = loader["dataset"]
-    given = cfg.get("tokenizer") or (inner.get("tokenizer") if isinstance(inner, Mapping) else None)
-    if tokenizer is None and given is not None:
-        tokenizer = build(given)
+    tokenizer = tokenizer_of(cfg, loader, dataset)
     if tokenizer is None:
         return lambda ids: "".join(f"<{i}>" for i in ids)
     return lambda ids: str(tokenizer.decode(ids))

@@ -6,16 +6,16 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 
 from xlength.lengths import get_lengths
 from xlength.registry import HOOKS, register
+from xlength.report.preview import text_of, tokenizer_of
 from xlength.runtime.build import build
-from xlength.runtime.loaders import sampler_of
+from xlength.runtime.loaders import is_stream, sampler_of
+from xlength.runtime.random_state import kept_random_states
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
-
-IMAGE_TOKEN_INDEX = -200
-IMAGE_TOKEN = "<image>"
 
 
 @register(HOOKS)
@@ -23,16 +23,28 @@ class DatasetInfoHook(Hook):
     """Logs, before the first step, the number of samples, the first one as text, their lengths and
     the sampler or plan that orders them.
 
-    Cost: one sample and, of the lengths, one pass.
+    Cost, on rank 0: one sample, of the lengths one pass and, where it is the config's, one
+    tokenizer.
 
     Args:
-        tokenizer: a tokenizer or a dict of one; None shows token numbers.
+        tokenizer: a tokenizer or a dict of one; by default the config's, and where it has none the
+            token numbers are shown.
         is_intern_repo_dataset: negative token numbers mean tokens without a label.
+        max_characters: of the text that are shown, half from its beginning and half from its end;
+            None shows all.
     """
 
-    def __init__(self, tokenizer: Any = None, is_intern_repo_dataset: bool = False) -> None:
+    def __init__(
+        self,
+        tokenizer: Any = None,
+        is_intern_repo_dataset: bool = False,
+        max_characters: int | None = None,
+    ) -> None:
+        if max_characters is not None and max_characters < 1:
+            raise ValueError(f"max_characters must be at least 1, got {max_characters}")
         self.tokenizer = build(tokenizer)
         self.is_intern_repo_dataset = is_intern_repo_dataset
+        self.max_characters = max_characters
 
     def before_train(self, runner: Any) -> None:
         """Describe the training data and, if there are any, the validation data."""
@@ -51,14 +63,19 @@ class DatasetInfoHook(Hook):
         self._describe(runner, runner.test_dataloader, "test")
 
     def _describe(self, runner: Any, loader: Any, mode: str) -> None:
+        if get_rank() != 0:
+            return
         dataset, log = loader.dataset, runner.logger.info
         try:
             log(f"Num {mode} samples {len(dataset)}")
         except TypeError:
             log(f"Num {mode} samples: not known, {type(dataset).__name__} is a stream")
-        if not hasattr(dataset, "__getitem__"):
+        if is_stream(loader) or not hasattr(dataset, "__getitem__"):
             return
-        sample = dataset[0]
+        with kept_random_states():  # of random augmentation
+            sample = dataset[0]
+        if self.tokenizer is None:
+            self.tokenizer = _tokenizer(runner.cfg, mode, dataset)
         log(f"{mode} example:")
         for key, prefix in (
             ("input_ids", ""),
@@ -66,25 +83,35 @@ class DatasetInfoHook(Hook):
             ("rejected_ids", "rejected: "),
         ):
             if key in sample:
-                log(prefix + self.decode(sample[key]))
+                log(prefix + self._shortened(self.decode(sample[key])))
         sampler, _ = sampler_of(loader)
         log(f"{mode} lengths in tokens: {length_summary(dataset, sampler)}")
         log(f"{mode} order: {describe_sampler(sampler)}")
 
     def decode(self, input_ids: Iterable[int]) -> str:
-        """The text of a sample, with ``<image>`` where an image comes."""
+        """The text of a sample, with ``<image>`` where an image comes; see ``text_of``."""
         ids = [int(i) for i in input_ids]
         if self.is_intern_repo_dataset:
             ids = [abs(i) for i in ids]
         if self.tokenizer is None:
             return str(ids)
-        parts: list[list[int]] = [[]]
-        for token in ids:
-            if token == IMAGE_TOKEN_INDEX:
-                parts.append([])
-            else:
-                parts[-1].append(token)
-        return IMAGE_TOKEN.join(self.tokenizer.decode(part) for part in parts)
+        return text_of(ids, self.tokenizer.decode)
+
+    def _shortened(self, text: str) -> str:
+        most = self.max_characters
+        if most is None or len(text) <= most:
+            return text
+        head, tail = text[: most - most // 2], text[len(text) - most // 2 :]
+        return f"{head} [... {len(text) - most:,} characters more ...] {tail}"
+
+
+def _tokenizer(cfg: Any, mode: str, dataset: Any) -> Any:
+    """The config's, None where there is none or it cannot be built here."""
+    loader = cfg.get("val_dataloader" if mode == "eval" else f"{mode}_dataloader")
+    try:
+        return tokenizer_of(cfg, loader, dataset)
+    except (OSError, ValueError, ImportError):
+        return None
 
 
 def length_summary(dataset: Any, sampler: Any) -> str:

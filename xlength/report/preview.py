@@ -14,6 +14,7 @@ from xlength.losses import IGNORE_INDEX
 from xlength.plan.epoch import EpochPlan
 from xlength.plan.groups import Ints
 from xlength.report.configs import is_stream
+from xlength.runtime.build import build
 
 IMAGE_TOKEN_INDEX = -200
 _RUN = 8
@@ -45,8 +46,7 @@ def spans_of(sample: Mapping[str, Any], decode: Callable[[list[int]], str]) -> l
 
     Args:
         sample: with ``input_ids`` and, if something is trained, ``labels``.
-        decode: token ids -> text; long runs of one token, such as those of an image, are decoded
-            once.
+        decode: token ids -> text, see ``text_of``.
     """
     ids = _flat(sample["input_ids"])
     labels = sample.get("labels")
@@ -55,7 +55,7 @@ def spans_of(sample: Mapping[str, Any], decode: Callable[[list[int]], str]) -> l
     parts = np.split(ids, borders)
     starts = [0, *borders.tolist()]
     return [
-        Span(_text(part.tolist(), decode), bool(trained[start]))
+        Span(text_of(part.tolist(), decode), bool(trained[start]))
         for start, part in zip(starts, parts, strict=True)
         if len(part)
     ]
@@ -65,7 +65,27 @@ def _flat(values: Any) -> NDArray[np.int64]:
     return np.asarray(values, dtype=np.int64).reshape(-1)
 
 
-def _text(ids: list[int], decode: Callable[[list[int]], str]) -> str:
+def tokenizer_of(cfg: Any, loader: Any, dataset: Any) -> Any:
+    """The tokenizer that a config's data are made with; None where neither says one.
+
+    Args:
+        cfg: the config.
+        loader: of the config, with the data set's.
+        dataset: as built.
+    """
+    for owner in (dataset, getattr(dataset, "processor", None)):
+        own = getattr(owner, "tokenizer", None)
+        if own is not None:
+            return own
+    inner = loader.get("dataset") if isinstance(loader, Mapping) else None
+    given = cfg.get("tokenizer") or (inner.get("tokenizer") if isinstance(inner, Mapping) else None)
+    found = build(given)
+    return found if hasattr(found, "decode") else None
+
+
+def text_of(ids: list[int], decode: Callable[[list[int]], str]) -> str:
+    """The text of token ids, with ``<image>`` where an image comes and long runs of one token, such
+    as those of an image, decoded once, with their number."""
     pieces: list[str] = []
     plain: list[int] = []
     for token, run in groupby(ids):
