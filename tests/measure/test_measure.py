@@ -200,3 +200,21 @@ def test_what_cannot_be_measured_ends_with_one_line(
 def test_a_missing_source_is_looked_for_among_the_configs(tmp_path, capsys):
     assert measure(tmp_path / "nothing.jsonl", tmp_path / "l.npy") == 2
     assert "nothing.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["array", "lines", "part", "other", "list"])
+def test_the_side_file_is_never_written_over_data(kind, tmp_path, capsys):
+    rows = [{"input_ids": [1, 2, 3]}] * 5
+    data = jsonl(tmp_path / "chats.json", rows)
+    source = tmp_path if kind == "part" else data
+    if kind == "array":
+        data.write_text(json.dumps(rows))
+    elif kind in ("other", "list"):
+        source = jsonl(tmp_path / "others.jsonl", rows)
+        data.write_text('["format", "request"]' if kind == "list" else '{"format": 1}')
+    before = data.read_bytes()
+    assert measure(source, tmp_path / "chats.npy") == 2
+    said = capsys.readouterr().err
+    assert f"would write {data}" in said and "choose another -o" in said
+    assert data.read_bytes() == before
+    assert not (tmp_path / "chats.npy").exists()

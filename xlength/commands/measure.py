@@ -56,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if out.suffix != ".npy":
         raise InputError(f"-o {out} must end with .npy")
     source = Path(args.source)
+    check_side_file(out, source)
     if source.suffix == ".py" or not source.exists():
         from xlength.measure.configs import measure_config
 
@@ -147,19 +148,57 @@ def write_side_file(
         "command": shlex.join(["xlength", *sys.argv[1:]]),
         "version": __version__,
     }
-    path = out.with_suffix(".json")
+    path = side_file(out)
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     partial.write_text(json.dumps(side, indent=1) + "\n", encoding="utf-8")
     os.replace(partial, path)
 
 
-def _is_done(out: Path, request: Mapping[str, Any]) -> bool:
+def side_file(out: Path) -> Path:
+    """The side file of ``lengths.npy``: ``lengths.json``."""
+    return out.with_suffix(".json")
+
+
+def check_side_file(out: Path, source: Path) -> None:
+    """Refuse to put the side file over data.
+
+    Raises:
+        InputError: it is (a part of) the source, or a file that this command has not written.
+    """
+    side = side_file(out)
+    if not side.exists():
+        return
+    why = ""
+    if source.exists() and side.samefile(source):
+        why = "which is SOURCE"
+    elif source.is_dir() and source.resolve() in side.resolve().parents:
+        why = "which is one of the files of SOURCE"
+    elif _read_side_file(side) is None:
+        why = "which holds something else"
+    if why:
+        raise InputError(
+            f"-o {out} would write {side}, {why}: the side file has the name of -o with .json, "
+            "choose another -o"
+        )
+
+
+def _read_side_file(path: Path) -> dict[str, Any] | None:
+    """What a side file says; None if it is none."""
     try:
-        side = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8") as file:
+            if '"format"' not in file.read(100):  # a file of data may be large
+                return None
+            file.seek(0)
+            side = json.load(file)
     except (OSError, ValueError):
-        return False
-    same = side.get("request") == json.loads(json.dumps(request))
-    return bool(same and out.is_file())
+        return None
+    return side if isinstance(side, dict) and {"format", "request"} <= set(side) else None
+
+
+def _is_done(out: Path, request: Mapping[str, Any]) -> bool:
+    side = _read_side_file(side_file(out))
+    same = side is not None and side["request"] == json.loads(json.dumps(request))
+    return same and out.is_file()
 
 
 def _first(journal: Journal, parts: Sequence[Part]) -> dict[str, str]:
