@@ -35,12 +35,16 @@ def test_a_configs_rows_are_counted_before_training_and_read_from_the_cache_afte
     config, tmp_path, capsys
 ):
     assert main(["measure", str(config), "-o", str(tmp_path / "a.npy")]) == 0
-    assert "1 rows without an answer and left out" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "1 rows without an answer and left out" in printed
+    assert "cut at max_length=200, as training does" in printed
     dataset = DATASETS.build(Config.fromfile(config).train_dataloader.dataset)
     assert np.load(tmp_path / "a.npy").tolist() == list(dataset.length)
     capsys.readouterr()
     assert main(["measure", str(config), "-o", str(tmp_path / "b.npy")]) == 0
-    assert "left out" not in capsys.readouterr().out  # nothing was counted
+    printed = capsys.readouterr().out
+    assert "left out" not in printed  # nothing was counted
+    assert "cut at max_length=200, as training does" in printed
     assert (tmp_path / "a.npy").read_bytes() == (tmp_path / "b.npy").read_bytes()
     sides = [json.loads((tmp_path / f"{name}.json").read_text()) for name in "ab"]
     assert sides[0]["fingerprint"] == sides[1]["fingerprint"]

@@ -138,6 +138,20 @@ def test_marks_line_ends_and_blank_lines_lose_no_row(ends, mark, tokenizer, tmp_
     assert np.load(tmp_path / "l.npy").tolist() == prepared(chats(60), tokenizer)
 
 
+def test_the_output_says_whether_the_lengths_are_cut_as_training_cuts(tokenizer, tmp_path, capsys):
+    path = jsonl(tmp_path / "data.jsonl", chats(50))
+    assert measure(path, tmp_path / "a.npy", "--tokenizer", tokenizer) == 0
+    assert "lengths before cutting: training cuts at its max_length" in capsys.readouterr().out
+    assert measure(path, tmp_path / "b.npy", "--tokenizer", tokenizer, "--max-length", 40) == 0
+    printed = capsys.readouterr().out
+    assert "cut at max_length=40, as training does" in printed and "before" not in printed
+    known = jsonl(tmp_path / "lengths.jsonl", [{"length": 7}, {"length": 9}])
+    assert measure(known, tmp_path / "c.npy") == 0
+    assert "read from the column 'length', nothing is cut" in capsys.readouterr().out
+    assert measure(known, tmp_path / "d.npy", "--max-length", 8) == 2
+    assert "have their lengths already" in capsys.readouterr().err
+
+
 def test_rows_that_are_measured_or_tokenised_already_need_no_tokenizer(tmp_path):
     table = datasets.Dataset.from_dict({"input_ids": [[1, 2, 3], [4], [5, 6]]})
     table.save_to_disk(tmp_path / "ids")

@@ -38,7 +38,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", metavar="NAME", help="name or folder of a transformers tokenizer")
     add("--template", metavar="NAME", help="prompt template; by default the tokenizer's own")
     add("--map-fn", metavar="NAME", help="map function; by default by the columns of the rows")
-    add("--max-length", type=int, metavar="N", help="cut rows at N tokens, as training does")
+    add(
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="cut rows at N tokens, as training with max_length=N does; default: no cut",
+    )
     add("--split", default="train", help="of a saved DatasetDict; default: train")
     add("--num-proc", type=int, metavar="N", help="processes; by default all cores")
     add("--bad-rows", choices=("error", "skip"), default="error", help="default: error")
@@ -70,6 +75,11 @@ def run(args: argparse.Namespace) -> int:
     if row is None:
         why = f" that can be read; the first: {problem}" if problem else ""
         raise InputError(f"{source} has no row{why}")
+    if args.max_length is not None and args.map_fn is None and {"length", "input_ids"} & set(row):
+        raise InputError(
+            f"--max-length: the rows of {source} have their lengths already; xlength report cuts "
+            "them by its own --max-length"
+        )
     counting = from_arguments(
         row, args.tokenizer, args.template, args.map_fn, args.max_length, args.bad_rows
     )
@@ -113,7 +123,7 @@ def measure_parts(
     losses = _losses(journal, parts)
     if losses:
         print(f"! {losses}")
-    say(out, lengths)
+    say(out, lengths, assumption(counting.side))
     return 0
 
 
@@ -223,8 +233,20 @@ def _losses(journal: Journal, parts: Sequence[Part]) -> str:
     )
 
 
-def say(out: Path, lengths: Any) -> None:
-    """What was found, and what to do with it."""
+def assumption(side: Mapping[str, Any]) -> str:
+    """What the lengths take for granted, from what the side file says of the counting."""
+    if "column" in side:
+        return f"read from the column {side['column']!r}, nothing is cut"
+    if side.get("max_length") is None:
+        return (
+            "lengths before cutting: training cuts at its max_length and leaves out what has no "
+            "label then; --max-length N counts so"
+        )
+    return f"cut at max_length={side['max_length']}, as training does"
+
+
+def say(out: Path, lengths: Any, assumed: str) -> None:
+    """What was found under which assumption, and what to do with it."""
     import numpy as np
 
     counts = histogram(lengths)
@@ -234,6 +256,7 @@ def say(out: Path, lengths: Any) -> None:
     print(
         f"{out}: {len(lengths):,} samples, {total:,} tokens; shortest {low:,}, median "
         f"{median:,}, 99 % {high:,}, longest {len(counts) - 1:,}\n"
+        f"{assumed}\n"
         f"next: xlength report {out} --world-size 8 --batch-size 16"
     )
 

@@ -60,7 +60,7 @@ def _count(args: argparse.Namespace, out: Path, dataset: Mapping[str, Any]) -> i
         raise InputError(f"{args.source}, train_dataloader.dataset: {error}") from error
     if cache.exists(prepared):
         lengths = np.asarray(cache.read(prepared)[0]["length"], dtype=np.int64)
-        return _write(args, out, lengths, {})
+        return _write(args, out, lengths, plain(("max_length",), options))
     counting = from_recipe(recipe, plain(_SHOWN, options))
     part = table_part(Path(args.source).name, rows)
     files = data_files(dataset.get("dataset"))
@@ -95,14 +95,14 @@ def _build(args: argparse.Namespace, out: Path, cfg: Any) -> int:
 
 
 def _write(args: argparse.Namespace, out: Path, lengths: Any, facts: Mapping[str, Any]) -> int:
-    from xlength.commands.measure import say, write_side_file
+    from xlength.commands.measure import assumption, say, write_side_file
     from xlength.measure.journal import write_lengths
 
     out.parent.mkdir(parents=True, exist_ok=True)
     write_lengths(out, lengths, len(lengths))
     parts = [(Path(args.source).name, len(lengths))]
     write_side_file(out, lengths, parts, {**facts, "source": args.source}, {})
-    say(out, lengths)
+    say(out, lengths, assumption(facts) if "max_length" in facts else "as training has them")
     if facts.get("two_modalities"):
         from xlength.datasets.modality import format_measure, measure
 
