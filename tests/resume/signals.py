@@ -123,6 +123,28 @@ def hung_rank(folder):
     return dict(codes=codes, seconds=seconds, output=output(cut, 0)[-3000:])
 
 
+def unequal_ranks(folder):
+    """Ranks of 25 and 24 samples, in 5 batches each, resumed at the end of the epoch."""
+    changes = {
+        "range(50)": "range(49)",
+        "round_up=True": "round_up=False",
+        "dict(batch_size=4": "dict(batch_size=5",
+        "per_device_batch_size=8": "per_device_batch_size=5",
+        "accumulative_counts=2": "accumulative_counts=1",
+        "interval=3": "interval=5",
+    }
+    for name, steps in (("whole", 10), ("cut", 5), ("cut", 10)):
+        if not (folder / name).exists():
+            prepare(folder, name, case="LengthGroupedSampler")
+        text = config("LengthGroupedSampler", 0, seed=3)
+        for was, now in {**changes, "max_iters=32": f"max_iters={steps}"}.items():
+            assert was in text
+            text = text.replace(was, now)
+        config_file(folder / name).write_text(text)
+        run_killed(folder / name, lambda attempt: 2, 0, random.Random(0))
+    return dict(problems=compare(folder / "whole", folder / "cut", 2))
+
+
 def elastic(folder):
     """1 -> 2 -> 1 -> 2 ... ranks, changed at every kill: every sample once in every epoch."""
     result = {}

@@ -144,6 +144,21 @@ def test_hard_input_29_a_seed_that_was_drawn_is_that_of_the_resumed_run(
     assert_same_end(resume(tmp_path, 8, cfg, data, seed=None), whole, 8)
 
 
+def test_a_rank_with_a_sample_less_than_rank_0_goes_on_after_the_end_of_an_epoch(tmp_path):
+    """Rank 0 of 2 draws 11 of 21 samples, rank 1 draws 10; both make 3 batches of them."""
+
+    def of_rank(rank):
+        data = loader(lengths=LENGTHS[:21])
+        data["sampler"] = dict(data["sampler"], dp_rank=rank, dp_world_size=2)
+        return data
+
+    train(tmp_path / "cut", ITERS, of_rank(0), stop_after=4)  # writes the checkpoint
+    whole = train(tmp_path / "whole", ITERS, of_rank(1))
+    for at in (3, 2):  # resumed ranks write their own
+        rest, _ = resume(tmp_path / "cut", at, ITERS, of_rank(1))
+        assert rest.batches == whole[0].batches[at:]
+
+
 CHANGES = {
     "data": (dict(lengths=LENGTHS[:-1] + [9]), "the lengths of the data .fingerprint. was"),
     "number": (dict(lengths=LENGTHS[:-1]), "the number of samples was 22 and is 21"),

@@ -48,6 +48,11 @@ def test_when_a_rank_dies_or_stands_still_the_other_ends_with_a_message(scenario
 
 
 @pytest.mark.long
+def test_two_ranks_with_unequal_numbers_of_samples_go_on_after_the_end_of_an_epoch(tmp_path):
+    assert run_module("signals", tmp_path, "unequal_ranks")["problems"] == []
+
+
+@pytest.mark.long
 def test_the_number_of_ranks_changes_at_every_kill_and_every_sample_is_drawn_once(tmp_path):
     result = run_module("signals", tmp_path, "elastic")
     for case, counts in result.items():

@@ -236,7 +236,8 @@ class LengthGroupedSampler(Sampler[int]):
         if fits:
             self._history = history_of(state, self.world_size)
             if state["world_size"] == self.world_size:
-                self._start = self._yielded = step_of(state, self.epoch_length())
+                step = step_of(state, self.epoch_length(), uneven=not self.round_up)
+                self._start = self._yielded = step
 
 
 def permutations(seed: int) -> Callable[[int], Ints]:

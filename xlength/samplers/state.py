@@ -59,12 +59,18 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], strict: b
     return False
 
 
-def step_of(state: Mapping[str, Any], length: int) -> int:
-    """The state's step, checked to lie in the epoch."""
+def step_of(state: Mapping[str, Any], length: int, uneven: bool = False) -> int:
+    """The state's step, checked to lie in the epoch.
+
+    Args:
+        state: of any rank.
+        length: of the epoch on this rank.
+        uneven: the rank that wrote the state may have one step more: the last one is passed then.
+    """
     step = int(state["step"])
-    if not 0 <= step <= length:
+    if not 0 <= step <= length + uneven:
         raise ValueError(f"step must be in [0, {length}], the epoch's length, got {step}")
-    return step
+    return min(step, length)
 
 
 def history_of(state: Mapping[str, Any], world_size: int) -> list[tuple[int, int]]:
