@@ -265,6 +265,19 @@ def test_mmengines_loops_continue_at_the_next_batch(loop, sampler, workers, tmp_
             assert len(loaded) == sum(map(len, rest[0].batches)), "it loaded what was passed"
 
 
+def test_mmengines_loop_continues_at_the_next_batch_in_the_middle_of_accumulation(
+    tmp_path, monkeypatch
+):
+    """Micro-steps 5 to 8 of one optimiser step: the last batch of an epoch, of 2 samples, is among
+    them."""
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    cfg = MMENGINE["IterBasedTrainLoop"]
+    whole = train(tmp_path, cfg, accumulate=4)
+    for stop in (7, 6, 5):
+        rest = resume(tmp_path, stop, cfg, accumulate=4)
+        assert rest[0].batches == whole[0].batches[stop:]
+
+
 def test_a_stream_continues_in_mmengines_loop(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     data = stream()

@@ -146,9 +146,11 @@ class Resume:
             return
         same = not state.get("history") and state["world_size"] == sampler.world_size
         if self._ahead and same:
-            state["step"] += self._ahead * per_batch
-            if state["step"] > len(sampler):
-                state["epoch"], state["step"] = state["epoch"] + 1, state["step"] - len(sampler)
+            length = batches_of(len(sampler), per_batch, self.loader)
+            step = -(-state["step"] // per_batch) + self._ahead
+            if step > length:
+                state["epoch"], step = state["epoch"] + 1, step - length
+            state["step"] = min(step * per_batch, len(sampler))
         if self._anew:
             state["step"] = 0
         try:
