@@ -59,16 +59,28 @@ def test_padding_inside_micro_batches_is_saved_with_the_same_waiting(mode, size,
     assert padding(steady(one_by_one, size)) < 0.5
 
 
-def test_ranks_wait_for_each_other_at_most_8_percent_with_pools_and_6_with_a_sliding_buffer():
-    pooled, sliding = (
-        waiting(
-            np.concatenate([run(PoolOptions(1000, mode=mode), lengths(seed=s)) for s in (0, 2)], 1)
-        )
-        for mode in MODES
-    )
-    assert pooled <= 1.08
-    assert sliding <= 1.06
+def test_ranks_wait_for_each_other_at_most_8_percent_with_pools():
+    two = [run(PoolOptions(1000), lengths(seed=seed)) for seed in (0, 2)]
+    assert waiting(np.concatenate(two, 1)) <= 1.08
     assert waiting(lengths()) > 2.5
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("seed", range(6))
+def test_ranks_wait_for_each_other_less_than_6_percent_with_a_sliding_buffer(seed, size):
+    batches = run(PoolOptions(1000, mode="sliding", micro_batch_size=size), lengths(seed=seed))
+    assert waiting(batches.max(axis=2)) <= 1.055
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_waiting_grows_little_where_the_lengths_change_in_the_middle_of_the_stream(size):
+    """What was usual before misleads a sliding buffer for no longer than the change lasts."""
+    values = lengths().copy()
+    for rank, own in enumerate(values):
+        own[5000 + 30 * rank :] *= 3  # not at quite the same sample on all ranks
+    batches = run(PoolOptions(1000, mode="sliding", micro_batch_size=size), values)
+    assert waiting(batches.max(axis=2)) <= 1.07
+    assert waiting(batches.max(axis=2)[:, 4500 // size : 7000 // size]) <= 1.08
 
 
 def test_a_sample_that_one_rank_skips_costs_nothing():
@@ -111,7 +123,7 @@ def kinds(share=0.4, seed=5):
     return np.random.RandomState(seed).rand(RANKS, SAMPLES) < share
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", [1, 4, 16])
 def test_packed_and_other_samples_come_by_a_schedule_that_all_ranks_share(size):
     options = PoolOptions(1000, separate_packed=True, mode="sliding", micro_batch_size=size)
     orders = orders_of_ranks(options, lengths(), kinds())

@@ -12,6 +12,10 @@ from typing import Any
 from xlength.plan.pack_pool import PackOptions, PackPool
 from xlength.plan.pool import PoolSorter
 from xlength.plan.pool_options import Entry, PoolOptions, first_seed
+from xlength.plan.quantiles import QuantileMeans
+
+MEMORY = 10
+"""Pools that a running mean remembers, about."""
 
 
 class SlidingSorter:
@@ -20,9 +24,10 @@ class SlidingSorter:
     At step t the ``micro_batch_size`` neighbours at quantile u_t are given, and as many are read.
     u_t depends on (seed, epoch, t) and the worker alone: in every ``pool_size //
     micro_batch_size`` steps each of as many quantiles comes up once, in random order, so both
-    extremes are served as often as the middle. No pool has to begin at the same sample on all
-    ranks, so a sample that one rank skips costs nothing, and waiting is less than with pools of the
-    same size. Where samples come due (``max_age``), they are given instead: together with their
+    extremes are served as often as the middle. Where a quantile lies in the buffer is corrected by
+    where it lay in the pools before (``QuantileMeans``). No pool has to begin at the same sample on
+    all ranks, so a sample that one rank skips costs nothing, and waiting is less than with pools of
+    the same size. Where samples come due (``max_age``), they are given instead: together with their
     neighbours, if one micro-batch can hold them all, else the oldest ones.
 
     With ``separate_packed`` there is a buffer for each kind, and the schedule of kinds is common: a
@@ -30,9 +35,9 @@ class SlidingSorter:
     which is nearly the same number on all ranks. A kind that runs short (a buffer half as full as
     its share says) is passed over.
 
-    Price: a sample may wait up to ``max_age`` steps, though half are given within 0.7 times the
-    steps of a pool. To resume, all samples since the oldest held one are read again: about seven
-    pools.
+    Price: a sample may wait up to ``max_age`` steps, though half are given within three quarters
+    of the steps of a pool. To resume, all samples since the oldest held one are read again: about
+    seven pools.
     Cost: 2 to 3 microseconds a sample at ``pool_size`` 1,000.
 
     Args:
@@ -56,8 +61,14 @@ class SlidingSorter:
         self._buffers = (_Buffer(), _Buffer())  # others, packed
         self._waiting: dict[int, Entry] = {}  # by serial, in the order they were read
         self._oldest = 0
-        self._quantiles: list[float] = []
+        self._order: list[int] = []
         self._cycle = -1
+        self._quantile = 0
+        self._weight = 1.0
+        self._means = tuple(
+            QuantileMeans(options.steps_of_pool, options.capacity)
+            for _ in range(1 + options.separate_packed)
+        )
         self._growing = options.warmup_steps > 0
         self._capacity = options.capacity
         self._separate = options.separate_packed
@@ -122,6 +133,7 @@ class SlidingSorter:
             "reads": self.reads,
             "packed_reads": self._packed_reads,
             "step": self._step,
+            "means": [means.means[:] for means in self._means],
             "ready": [entry[1] for entry in reversed(self._ready)],
             "rest": list(self._waiting),
         }
@@ -131,6 +143,8 @@ class SlidingSorter:
         self.reads = state["reads"]
         self._packed_reads = state["packed_reads"]
         self._step = state["step"]
+        for means, saved in zip(self._means, state["means"], strict=True):
+            means.means = list(saved)
         self._growing = self.options.warmup_steps > 0
         self._ready = [entries[serial] for serial in reversed(state["ready"])]
         self._waiting = {serial: entries[serial] for serial in state["rest"]}
@@ -158,7 +172,8 @@ class SlidingSorter:
             self.forced += 1
             place = buffer.find(waiting[oldest])
         else:
-            place = int(self._quantile() * len(waiting))
+            place = int(self._next_quantile() * len(waiting))
+            place = self._means[0].correct(buffer.keys, place, self._quantile, self._weight)
         self._step = step + 1
         del buffer.keys[place]
         entry = buffer.entries.pop(place)
@@ -177,25 +192,26 @@ class SlidingSorter:
         if oldest < due_before:
             batch = self._due(due_before)
         else:
-            batch = self._at(self._quantile())
+            batch = self._at(self._next_quantile())
         for entry in batch:
             del waiting[entry[1]]
         batch.reverse()
         self._ready = batch
         self._step += 1
 
-    def _quantile(self) -> float:
+    def _next_quantile(self) -> float:
         """u_t, in (0, 1)."""
         step = self._step if self.clock is None else self.clock()
         cycle, position = divmod(step, self._steps_of_pool)
         if cycle != self._cycle:
             self._cycle = cycle
-            steps = list(range(self._steps_of_pool))
-            Random(self._seed + cycle).shuffle(steps)
-            self._quantiles = [(step + 0.5) / len(steps) for step in steps]
+            self._weight = max(1 / (cycle + 1), 1 / MEMORY)
+            self._order = list(range(self._steps_of_pool))
+            Random(self._seed + cycle).shuffle(self._order)
             if not self.options.ascending:
-                self._quantiles = [1.0 - u for u in self._quantiles]
-        return self._quantiles[position]
+                self._order = [self._steps_of_pool - 1 - number for number in self._order]
+        self._quantile = self._order[position]
+        return (self._quantile + 0.5) / self._steps_of_pool
 
     def _at(self, u: float) -> list[Entry]:
         """The neighbours at quantile u."""
@@ -210,8 +226,12 @@ class SlidingSorter:
             return batch + self._buffers[1 - kind].cut(0, size - held)
         blocks = held // size
         block = int(u * blocks)
-        # The last block ends at the costliest sample, wherever the others begin.
-        return buffer.cut(max(held - size, 0) if block >= blocks - 1 else block * size, size)
+        if block >= blocks - 1:  # It ends at the costliest sample.
+            return buffer.cut(max(held - size, 0), size)
+        # Blocks at equal distances, so that nothing lies between two of them for long.
+        place = block * (held - size) // (blocks - 1) + size - 1
+        place = self._means[kind].correct(buffer.keys, place, self._quantile, self._weight)
+        return buffer.cut(max(place - size + 1, 0), size)
 
     def _kind_at(self, u: float) -> tuple[int, float]:
         """The kind whose turn it is, and the quantile within it."""
