@@ -100,6 +100,10 @@ def test_a_number_of_groups_that_is_no_multiple_is_refused_with_both_numbers():
         ([10, 3], [99, 5], dict(mixed="repeat"), [16, 8]),
         ([10], [99], dict(num_steps=4), [32]),
         ([10, 10], [20, 11], dict(num_steps=4), [21, 11]),
+        ([200, 200], [999, 999], dict(drop_last=True, accumulate=32), [128, 128]),
+        ([210, 190], [999, 999], dict(drop_last=True, accumulate=32), [136, 120]),
+        ([400, 60], [999, 999], dict(drop_last=True, accumulate=32), [224, 32]),
+        ([400, 9], [999, 999], dict(drop_last=True, num_steps=25), [192, 8]),
     ],
 )
 def test_batches_of_each_kind_make_whole_steps(needs, rooms, options, expected):

@@ -73,3 +73,23 @@ def test_without_a_history_it_is_the_plan_itself():
     whole = plan.build(lengths, seed=3, epoch=1, world_size=2, num_steps=9)
     same = continued_plan(plan, lengths, [], seed=3, epoch=1, world_size=2, num_steps=9)
     assert same.fingerprint() == whole.fingerprint()
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        FixedBatch(16, drop_last=True),
+        TokenBudget(1500, drop_last=True, accumulate=4),
+        Packing(1500, drop_last=True, accumulate=4),
+    ],
+    ids=lambda plan: type(plan).__name__,
+)
+def test_what_is_left_of_an_epoch_that_drops_is_drawn_by_other_ranks_without_dropping_more(plan):
+    lengths = np.clip(np.random.default_rng(0).lognormal(4, 0.8, 3000), 1, 1000).astype(np.int64)
+    num_steps = plan.build(lengths, seed=0, epoch=0, world_size=8).num_steps
+    begun = plan.build(lengths, seed=1, epoch=0, world_size=8, num_steps=num_steps)
+    history = [(8, num_steps // 2)]
+    rest = continued_plan(plan, lengths, history, seed=1, epoch=0, world_size=12)
+    left = samples_left(begun, num_steps // 2)
+    assert np.array_equal(np.unique(rest.groups.take(rest.steps.ravel()).members), left)
+    assert len(left) > 500

@@ -174,7 +174,7 @@ def share_steps(
         accumulate: micro-steps of an optimiser step; an epoch has whole optimiser steps.
         mixed: ``'once'``: kinds that cannot fill their last step without repeats share one;
             ``'repeat'``: every kind fills its own steps.
-        drop_last: round down instead of up, but never to nothing.
+        drop_last: round down instead of up, but never to nothing; each kind loses its share.
         num_steps: steps of the epoch, where they are given.
 
     Returns:
@@ -197,8 +197,7 @@ def share_steps(
         steps = num_steps
     extra = steps * world_size - total
     if extra < 0:
-        counts[counts.index(max(counts))] += extra
-        return counts
+        return _less(counts, -extra, world_size)
     # Where there is room: first whole steps, then, if kinds may share a step, single batches.
     by_room = sorted(range(len(counts)), key=lambda kind: counts[kind] - rooms[kind])
     for unit in (world_size, 1) if mixed == "once" and len(counts) > 1 else (world_size,):
@@ -208,3 +207,18 @@ def share_steps(
             extra -= fitting
     counts[by_room[0]] += extra
     return counts
+
+
+def _less(counts: list[int], surplus: int, unit: int) -> list[int]:
+    """The counts less a surplus, of which each bears its share, in whole units as far as it goes,
+    and keeps one."""
+    result = list(counts)
+    for _ in range(surplus // unit):
+        # What has most left of its share gives next, but the last unit of a kind only if all do.
+        kind = max(
+            range(len(counts)),
+            key=lambda kind: (result[kind] > unit, result[kind] / max(counts[kind], 1)),
+        )
+        result[kind] -= unit
+    result[result.index(max(result))] -= surplus % unit
+    return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ def continued_plan(
     """The plan of an epoch, or of what is left of it after other numbers of ranks began it.
 
     Kept is the set: every sample that the first plan would still have drawn is drawn exactly once
-    (where fewer samples than ranks are left, as the plan's docstring says). What changes is the
+    (where fewer samples than ranks are left, as the plan's docstring says); what it dropped by
+    ``drop_last`` stays dropped, and nothing more is. What changes is the
     grouping: the samples that are left are put into batches and steps anew, by the same options.
 
     Cost: one plan a stretch, all but the last for the samples alone.
@@ -73,6 +75,8 @@ def _plan_of(
         empty = Groups.from_sizes(members, np.zeros(0, dtype=np.int64))
         steps = np.zeros((0, world_size), dtype=np.int64)
         return EpochPlan(empty, steps, len(lengths), dropped=len(lengths))
+    if getattr(plan, "drop_last", False):
+        plan = replace(plan, drop_last=False)  # type: ignore[type-var]
     part = plan.build(lengths[members], seed=seed, epoch=epoch, world_size=world_size)
     groups = Groups(members[part.groups.members], part.groups.offsets)
     dropped = len(lengths) - len(members) + part.dropped
