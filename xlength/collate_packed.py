@@ -76,12 +76,19 @@ def packed_collate_fn(
         images what ``collate_images`` makes.
 
     Raises:
-        ValueError: a sample or pack is too long, has no labels or another number of them than of
-            tokens, is padded already, or has media in another form; packs and samples are mixed;
-            the row's length does not suit ``sequence_parallel_size``.
+        ValueError: there is no instance; a sample or pack is too long, has no labels or another
+            number of them than of tokens, is padded already, or has media in another form; packs
+            and samples are mixed; the row's length does not suit ``sequence_parallel_size``.
     """
     if not use_varlen_attn:
         raise ValueError("packed_collate_fn keeps samples apart: use_varlen_attn must be True")
+    if not len(instances):
+        raise ValueError("instances is empty: a batch needs at least one sample")
+    if not isinstance(sequence_parallel_size, int) or sequence_parallel_size < 1:
+        raise ValueError(
+            "sequence_parallel_size must be a whole number of at least 1, got "
+            f"{sequence_parallel_size!r}"
+        )
     parts = [_part(i, instance, max_length, truncate) for i, instance in enumerate(instances)]
     packed = ["cumulative_len" in instance for instance in instances]
     if any(packed) != all(packed):

@@ -132,6 +132,12 @@ def test_a_config_without_sizes_is_refused_by_name(config, message):
         (dict(type="multimodal", weights=(1, -1)), "weights must be positive"),
         (dict(type="multimodal", weights=(1, 1), sequence=(1,)), "one number per weight"),
         (dict(crossover=3), "unknown cost type: 'None'"),
+        (None, "cost must be one of 'tokens', 'attention', 'multimodal', or a dict .* got None"),
+        (["tokens"], r"cost must be one of .* got \['tokens'\]"),
+        (dict(type="attention", crossover="12k"), "crossover must be a positive .* got '12k'"),
+        (dict(type="multimodal", weights=0.2), "weights must be one number per column .* got 0.2"),
+        (dict(type="multimodal", weights="12"), "weights must be one number .* got '12'"),
+        (dict(type="multimodal", weights=(1, "2")), r"weights must be .* got \(1, '2'\)"),
     ],
 )
 def test_a_bad_cost_is_refused_and_the_misspelt_word_named(spec, message):

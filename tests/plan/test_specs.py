@@ -275,6 +275,8 @@ def test_a_plan_is_told_in_one_line_and_by_its_fingerprint():
     assert "cost=attention(100)" in repr(plan) and "\n" not in repr(plan)
     assert plan.fingerprint() == TokenBudget(16384, cost=plan.cost).fingerprint()
     assert plan.fingerprint() != TokenBudget(16384).fingerprint()
+    numbers = TokenBudget(np.int64(9), window=np.int64(4), max_batch_size=np.int64(2))
+    assert repr(numbers) == repr(TokenBudget(9, window=4, max_batch_size=2))
     with pytest.raises(AttributeError):
         plan.max_tokens = 1
 

@@ -103,8 +103,21 @@ def test_attention_costs_weigh_long_samples_more_and_seconds_follow_from_the_spe
         ([3, 4], dict(world_size=0), "world_size must be at least 1, got 0"),
         ([3, 4], dict(batch_size=0), "batch_size must be at least 1, got 0"),
         ([3, 4], dict(num_workers=[0]), r"num_workers must be at least 1 each, got \[0\]"),
+        (
+            [3, 4],
+            dict(pool_sizes=[1]),
+            r"pool_sizes must be 0 .* at least 2 each, got \[1\]",
+        ),
+        ([3, 4], dict(pool_sizes=[]), "pool_sizes must be"),
     ],
 )
 def test_bad_input_is_refused_by_name(lengths, options, message):
     with pytest.raises(ValueError, match=message):
         stream_report(np.array(lengths, dtype=int), **options)
+
+
+@pytest.mark.parametrize("mode", ["pool", "sliding"])
+def test_pools_larger_than_the_usual_number_of_samples_are_simulated_too(mode):
+    options = dict(pool_sizes=(8192,), modes=(mode,), num_workers=(1,), micro_batch_sizes=(4,))
+    (row,) = stream_report(LENGTHS, world_size=2, batch_size=4, **options)["rows"]
+    assert 1 <= row["waiting"] < 1.2 and 0.9 < row["padding_efficiency"] <= 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,20 @@ from xlength.plan.options import refuse_unknown
 
 DEFAULT_CROSSOVER = 12288
 """Length, in tokens, at which attention is taken to cost as much as the rest of a layer."""
+
+
+def _numbers(name: str, values: Any) -> tuple[float, ...]:
+    """The values of an option that has one number per column."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be one number per column of the lengths, got {values!r}")
+    values = tuple(values)
+    if not all(map(_is_number, values)):
+        raise ValueError(f"{name} must be one number per column of the lengths, got {values!r}")
+    return tuple(map(float, values))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,15 +55,17 @@ class Cost:
     sequence: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
-        if self.crossover is not None and not self.crossover > 0:
-            raise ValueError(f"crossover must be a positive length in tokens, got {self.crossover}")
+        if self.crossover is not None and not (_is_number(self.crossover) and self.crossover > 0):
+            raise ValueError(
+                f"crossover must be a positive length in tokens, got {self.crossover!r}"
+            )
         if self.weights is None:
             if self.sequence is not None:
                 raise ValueError(f"sequence={self.sequence} needs weights, one per column")
             return
-        weights = tuple(float(weight) for weight in self.weights)
+        weights = _numbers("weights", self.weights)
         default = (1.0,) + (0.0,) * (len(weights) - 1)
-        sequence = tuple(float(x) for x in self.sequence or default)
+        sequence = _numbers("sequence", default if self.sequence is None else self.sequence)
         for name, values in (("weights", weights), ("sequence", sequence)):
             if not values or min(values) < 0 or values[0] == 0:
                 raise ValueError(f"{name} must be positive, then non-negative, got {values}")
@@ -131,6 +148,11 @@ def make_cost(spec: str | Mapping[str, Any] | Cost) -> Cost:
     """
     if isinstance(spec, Cost):
         return spec
+    if not isinstance(spec, str | Mapping):
+        raise ValueError(
+            f"cost must be one of {', '.join(map(repr, _KEYS))}, or a dict with such a type, got "
+            f"{spec!r}"
+        )
     options: dict[str, Any] = {"type": spec} if isinstance(spec, str) else dict(spec)
     kind = str(options.pop("type", None))
     refuse_unknown("cost type", [kind], list(_KEYS))
@@ -145,8 +167,6 @@ def make_cost(spec: str | Mapping[str, Any] | Cost) -> Cost:
         crossover = DEFAULT_CROSSOVER
     if kind == "multimodal" and "weights" not in options:
         raise ValueError("cost 'multimodal' needs weights: the cost of one unit of each column")
-    for key, value in options.items():
-        options[key] = None if value is None else tuple(value)
     return Cost(crossover, **options)
 
 

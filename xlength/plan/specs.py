@@ -222,6 +222,8 @@ def _check(plan: Any, positive_keys: tuple[str, ...], optional_keys: tuple[str, 
         object.__setattr__(plan, key, int(getattr(plan, key)))
     for key in optional_keys:
         positive(key, getattr(plan, key), optional=True)
+        if getattr(plan, key) is not None:
+            object.__setattr__(plan, key, int(getattr(plan, key)))
     if plan.mixed not in ("once", "repeat"):
         raise ValueError(f"mixed must be 'once' or 'repeat', got {plan.mixed!r}")
     object.__setattr__(plan, "drop_last", bool(plan.drop_last))

@@ -83,9 +83,11 @@ def stream_report(
             raise ValueError(f"{name} must be at least 1, got {value}")
     if not num_workers or min(num_workers) < 1:
         raise ValueError(f"num_workers must be at least 1 each, got {list(num_workers)}")
+    if not pool_sizes or min(pool_sizes) < 0 or 1 in pool_sizes:
+        raise ValueError(f"pool_sizes must be 0 (off) or at least 2 each, got {list(pool_sizes)}")
     micro_batch_sizes = sorted({*(micro_batch_sizes or (1, batch_size))})
     rng = np.random.default_rng(seed)
-    drawn = rng.choice(sizes, size=(world_size, _SAMPLES[1]))
+    drawn = rng.choice(sizes, size=(world_size, _simulated(max(pool_sizes))))
     rows: list[Row] = []
     for pool_size, mode, micro in _settings(pool_sizes, modes, micro_batch_sizes):
         figures = _simulate(drawn, pool_size, mode, micro, batch_size, cost)
@@ -118,6 +120,11 @@ def _settings(
     ]
 
 
+def _simulated(pool_size: int) -> int:
+    """Samples of each rank to look at: eight pools, at least four where they are large."""
+    return max(int(np.clip(8 * pool_size, *_SAMPLES)), 4 * pool_size)
+
+
 def _simulate(
     drawn: NDArray[Any], pool_size: int, mode: str, micro: int, batch_size: int, cost: Cost
 ) -> Row:
@@ -126,7 +133,7 @@ def _simulate(
         batches = steps_of(drawn, batch_size)
     else:
         options = PoolOptions(pool_size, micro_batch_size=micro, mode=mode)
-        count = int(np.clip(8 * pool_size, *_SAMPLES))
+        count = _simulated(pool_size)
         orders = orders_of_ranks(options, [cost.of(own[:count]) for own in drawn])
         given = np.take_along_axis(drawn[:, :count], np.array(orders), axis=1)
         start = 2 * pool_size if mode == "sliding" else 0  # the first fill is not yet mixed
