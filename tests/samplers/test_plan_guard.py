@@ -57,6 +57,38 @@ def test_the_rank_that_differs_is_named_and_in_what(other, message):
     assert "in plan" not in str(error.value)
 
 
+def test_fewer_processes_than_data_parallel_ranks_are_refused():
+    for ranks in ([0], [0, 1]):
+        with pytest.raises(RuntimeError, match=f"data-parallel rank {len(ranks)} of 4"):
+            compare([sampler(rank=rank, world=4) for rank in ranks])
+
+
+def test_ranks_that_go_on_from_unlike_positions_or_histories_are_named():
+    behind, ahead = sampler(rank=0), sampler(rank=1)
+    ahead.load_state_dict(behind.state_dict(3))
+    with pytest.raises(RuntimeError, match="rank 1 differs from rank 0 in position$"):
+        compare([behind, ahead])
+    behind.load_state_dict(sampler(rank=1).state_dict(3))
+    compare([behind, ahead])
+    other = sampler(rank=1)
+    other.load_state_dict(sampler(world=4).state_dict(2))
+    with pytest.raises(RuntimeError, match="rank 1 differs from rank 0 in position"):
+        compare([sampler(rank=0), other])
+
+
+def test_at_an_epochs_end_ranks_may_have_drawn_unequal_numbers():
+    lengths = LENGTHS[:49]
+    ranks = [
+        LengthGroupedSampler(
+            tiny.TinyText(lengths), 5, seed=1, round_up=False, dp_rank=rank, dp_world_size=2
+        )
+        for rank in (0, 1)
+    ]
+    for rank in ranks:
+        rank.load_state_dict(rank.state_dict(rank.epoch_length()))
+    compare(ranks)
+
+
 def test_of_many_ranks_those_unlike_the_most_are_named():
     ranks = [sampler(rank=r, world=5, seed=9 if r in (0, 3) else 1) for r in range(5)]
     with pytest.raises(RuntimeError, match=r"ranks 0, 3 differ from rank 1 in seed \(9 instead"):
@@ -79,7 +111,8 @@ def test_the_hook_compares_once_an_epoch_in_loops_by_epoch_and_by_iteration(tmp_
     seen = []
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(
-        "xlength.hooks.plan_guard.check_same_plan", lambda sampler: seen.append(sampler.epoch)
+        "xlength.hooks.plan_guard.check_same_plan",
+        lambda sampler, timeout: seen.append(sampler.epoch),
     )
     steps = len(sampler(world=1))
     for loop in (

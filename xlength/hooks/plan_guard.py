@@ -9,6 +9,7 @@ from mmengine.hooks import Hook
 from mmengine.logging import print_log
 
 from xlength.registry import HOOKS, register
+from xlength.runtime.host_group import configured_timeout
 from xlength.runtime.loaders import sampler_of
 from xlength.samplers.check import accumulative_counts_of
 from xlength.samplers.guard import check_same_plan
@@ -66,5 +67,5 @@ class PlanGuardHook(Hook):
         sampler, _ = sampler_of(runner.train_dataloader)
         if isinstance(sampler, (PlanSampler, LengthGroupedSampler)):
             if sampler.epoch != self._checked:
-                check_same_plan(sampler)
+                check_same_plan(sampler, timeout=configured_timeout(runner))
             self._checked = sampler.epoch

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from xlength.runtime.host_group import HostGroup
+from xlength.runtime.host_group import TIMEOUT_SECONDS, HostGroup
 
-_PARTS = ("lengths", "seed", "epoch", "options", "versions", "plan")
+_PARTS = ("lengths", "seed", "epoch", "options", "versions", "position", "plan")
 
 _SUMMED = 32_768
 """Places of the steps, at most, that go into the checksum."""
@@ -25,6 +25,7 @@ _groups: WeakKeyDictionary[Any, HostGroup] = WeakKeyDictionary()
 def check_same_plan(
     sampler: Any,
     gather: Callable[[NDArray[np.float64]], NDArray[np.float64] | None] | None = None,
+    timeout: float = TIMEOUT_SECONDS,
 ) -> None:
     """Compare a sampler's plan of the present epoch over all ranks; call it on all of them.
 
@@ -39,6 +40,7 @@ def check_same_plan(
         sampler: any sampler with ``state_dict``, such as ``PlanSampler``, ``LengthGroupedSampler``.
         gather: (k,) numbers of this rank -> (ranks, k), or None where a rank does not answer; by
             default over a group of all processes.
+        timeout: seconds to wait for a rank, of the group that the first call makes.
 
     Raises:
         RuntimeError: a rank differs from most others (or from rank 0), or data-parallel ranks are
@@ -46,10 +48,10 @@ def check_same_plan(
     """
     if gather is None:
         if sampler not in _groups:
-            _groups[sampler] = HostGroup("the digest of the plan")
+            _groups[sampler] = HostGroup("the digest of the plan", timeout)
         gather = _groups[sampler].gather
     table = gather(np.array([*_digest(sampler), getattr(sampler, "rank", 0)], dtype=np.float64))
-    if table is None or len(table) == 1:
+    if table is None:
         return
     problems = _differences(table[:, :-1]) or _missing_ranks(table[:, -1], sampler)
     if problems:
@@ -74,8 +76,16 @@ def _digest(sampler: Any) -> list[int]:
         int(state["epoch"]),
         _number(repr(options)),
         _number(f"{np.__version__} {getattr(sys.modules['xlength'], '__version__', '')}"),
+        _number(repr((_position(sampler), state.get("history")))),
         steps,
     ]
+
+
+def _position(sampler: Any) -> int:
+    """Where in the epoch the next iterator begins; -1 at its end, which ranks may reach after
+    unequal numbers of samples."""
+    left = sampler.left()
+    return sampler.epoch_length() - left if left else -1
 
 
 def _number(text: str) -> int:
@@ -102,7 +112,7 @@ def _differences(table: NDArray[np.float64]) -> list[str]:
 
 def _missing_ranks(ranks: NDArray[np.float64], sampler: Any) -> list[str]:
     missing = np.setdiff1d(np.arange(sampler.world_size), ranks)
-    if not len(missing) or len(ranks) < sampler.world_size:
+    if not len(missing):
         return []
     return [
         f"no process has data-parallel rank {int(missing[0])} of {sampler.world_size} "
