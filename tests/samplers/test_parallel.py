@@ -51,6 +51,17 @@ assert info(device_mesh=mesh) == info(device_mesh=dict(pp=2, dp=2, tp=2)) == (0,
 assert info(device_mesh=mesh, mesh_dim='pp') == (1, 2)
 assert info(device_mesh=mesh, mesh_dim=('pp', 'tp')) == (3, 4)
 assert info(device_mesh=dict(dp=4, sp=2)) == (2, 4)
+
+from xlength import LengthGroupedSampler, PlanSampler
+from xlength.plan import FixedBatch
+
+class Rows(list):
+    length = [5, 9, 4, 1, 7, 8, 6, 2]
+
+for make in (LengthGroupedSampler, PlanSampler):
+    how = 1 if make is LengthGroupedSampler else FixedBatch(1)
+    sampler = make(Rows(range(8)), how, seed=0, device_mesh=dict(dp=4, sp=2))
+    assert (sampler.rank, sampler.world_size) == (2, 4)
 print('fine')
 """
 

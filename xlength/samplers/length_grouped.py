@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,9 @@ class LengthGroupedSampler(Sampler[int]):
         seed: of the run; None draws one and shares it over the ranks.
         round_up: repeat samples from the head of the order until every rank has the same whole
             number of batches.
-        dp_rank, dp_world_size: data-parallel rank and size where they are not the global ones, as
-            under sequence or tensor parallelism; ranks of one group then draw the same samples.
+        dp_rank, dp_world_size, device_mesh, mesh_dim: data-parallel rank and size where they are
+            not the global ones, as under sequence or tensor parallelism, see
+            ``data_parallel_info``; ranks of one group then draw the same samples.
         leftovers: keywords that a swapped config leaves behind, such as ``shuffle=True``.
 
     Raises:
@@ -75,6 +76,8 @@ class LengthGroupedSampler(Sampler[int]):
         *,
         dp_rank: int | None = None,
         dp_world_size: int | None = None,
+        device_mesh: Any = None,
+        mesh_dim: str | Sequence[str] | None = None,
         **leftovers: Any,
     ) -> None:
         print_log("LengthGroupedSampler is used.", logger="current")
@@ -82,7 +85,9 @@ class LengthGroupedSampler(Sampler[int]):
         if mega_batch_mult is not None:
             _check_positive("mega_batch_mult", mega_batch_mult)
         accept_leftovers("LengthGroupedSampler", leftovers)
-        self.rank, self.world_size = data_parallel_info(dp_rank, dp_world_size)
+        self.rank, self.world_size = data_parallel_info(
+            dp_rank, dp_world_size, device_mesh, mesh_dim
+        )
         self.dataset = dataset
         self.per_device_batch_size = per_device_batch_size
         self.length_property = length_property
