@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from xlength import default_collate_fn
+from xlength.losses import IGNORE_INDEX
 
 
 def sample(*ids, **extra):
@@ -102,6 +103,11 @@ def test_a_pack_brings_its_borders_instead_of_a_mask():
     assert data["cumulative_len"][0].dtype == torch.int32
     assert data["max_seqlen"] == 3 and isinstance(data["max_seqlen"], int)
     assert data["lengths"].tolist() == [2, 3]
+    # The first token of a sample is not to be predicted from another sample's last.
+    assert data["labels"].tolist() == [[5, 6, IGNORE_INDEX, 8, 9]]
+    empty_last = {**PACK, "cumulative_len": [0, 2, 5, 5]}
+    labels = default_collate_fn([empty_last], use_varlen_attn=True)["data"]["labels"]
+    assert labels.tolist() == data["labels"].tolist()
 
 
 def test_images_of_one_shape_are_stacked_and_others_listed():

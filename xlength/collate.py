@@ -42,7 +42,8 @@ def default_collate_fn(
         return_hf_format: return the batch alone instead of ``dict(data=batch, data_samples=None)``;
             it then carries no ``lengths``, since it goes to a model as it is.
         use_varlen_attn: the only instance is a pack with ``cumulative_len`` (from 0 to its length)
-            and ``position_ids``; see also ``packed_collate_fn``.
+            and ``position_ids``; the first label of each of its samples is masked, since the token
+            before it belongs to another one. See also ``packed_collate_fn``.
         with_lengths: put ``lengths`` in the batch.
 
     Returns:
@@ -124,6 +125,8 @@ def _add_borders(data: dict[str, Any], instances: Instances) -> Tensor:
     data["cumulative_len"] = [borders]
     data["position_ids"] = _row(instances, 0, "position_ids")[None]
     data["max_seqlen"] = int(lengths.max())
+    inner = borders[1:-1].long()
+    data["labels"][0, inner[inner < size]] = IGNORE_INDEX
     return lengths
 
 
