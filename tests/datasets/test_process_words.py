@@ -1,5 +1,6 @@
 """Words that are looked up give the ids of the tokenizer itself, wherever they are used."""
 
+import pickle
 import random
 import string
 
@@ -135,6 +136,14 @@ def test_a_full_memory_of_words_starts_anew(limit, monkeypatch):
             assert not memory.numbers and not memory.ids and not memory.letters
 
 
+def test_an_encoder_that_has_learned_words_can_be_sent_to_a_worker():
+    encoder = TextEncoder(tokenizer(STEPS["qwen"]))
+    before = encoder(["the fox jumps"])[0].tolist()
+    sent = pickle.loads(pickle.dumps(encoder))
+    assert sent.table is None and encoder.table is not None
+    assert sent(["the fox jumps"])[0].tolist() == before
+
+
 def test_a_table_whose_tokenizer_fails_knows_no_half_learned_words():
     own = tokenizer(STEPS["qwen"])
     answers = [RuntimeError("no memory"), None]
@@ -184,6 +193,7 @@ def with_added(token="fox", **flags):
         lambda: with_added(token="fox jumps"),
         lambda: with_added(token=" fox"),
         lambda: with_added(token="fox "),
+        lambda: with_added(token="\u212a", normalized=True),  # NFC makes a K of it
         lambda: small_tokenizer(split_special_tokens=True),
     ],
 )

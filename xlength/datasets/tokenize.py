@@ -148,7 +148,7 @@ def encode_pieces(
 class TextEncoder:
     """``encode_texts`` of one tokenizer, which may remember words; see ``words``.
 
-    The tokenizer must stay as it is. Cheap to pickle before its first use.
+    The tokenizer must stay as it is. What is remembered is not pickled.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -164,6 +164,9 @@ class TextEncoder:
         if self.table is not None:
             return self.table(texts)
         return cut_after(*flattened(self._encode(texts)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "table": None, "asked": False}
 
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return encode_texts(self.tokenizer, texts)

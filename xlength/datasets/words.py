@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import chain, count, islice
 from typing import Any
+from unicodedata import is_normalized
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,8 +171,8 @@ def word_table(tokenizer: Any, encode: Encode) -> WordTable | None:
     """A table for a fast tokenizer; None where it does more than cut and look up.
 
     That is: it normalises (but for NFC, which leaves ASCII alone), cuts by an expression that is
-    not known here, drops merges at random, or has added tokens that look at what is beside them or
-    have a space between words.
+    not known here, drops merges at random, or has added tokens that look at what is beside them,
+    have a space between words, or are other text once they are normalised.
     """
     backend = tokenizer.backend_tokenizer
     pattern = _pattern(_state(backend.pre_tokenizer))
@@ -188,6 +189,8 @@ def word_table(tokenizer: Any, encode: Encode) -> WordTable | None:
     if any(token.lstrip or token.rstrip or token.single_word for token in added):
         return None
     if any(_TOUCHES_BORDER.search(token.content) for token in added):
+        return None
+    if any(token.normalized and not is_normalized("NFC", token.content) for token in added):
         return None
     return WordTable(pattern, _expressions(added), encode)
 
