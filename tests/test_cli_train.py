@@ -77,6 +77,22 @@ def test_a_run_ends_with_0_and_leaves_its_config_log_and_checkpoints(here):
     assert diary(work_dir)["seed"] == 3
 
 
+@pytest.mark.parametrize("runner", [[], ["--cfg-options", "runner_type=FlexibleRunner"]])
+def test_the_console_shows_the_run_and_the_log_file_the_dumps_too(runner, here):
+    command = [sys.executable, ROOT / "tools/train.py", "config.py", "--work-dir", "run", *runner]
+    result = shell(command)
+    assert result.returncode == 0, result.stderr[-2000:]
+    [file] = here.glob("run/*/*.log")
+    log, shown = file.read_text(), result.stdout
+    for dump in ("System environment:", "Config:", "Hooks will be executed"):
+        assert dump in log and dump not in shown
+    assert "1 rank on " in shown and f"seed {diary('run')['seed']}; environment, config" in shown
+    assert str(file) in shown
+    assert shown.index("LengthGroupedSampler is used.") < shown.index("Iter(train) [12/12]")
+    assert "the selected attribute is length" in shown
+    assert shown.count("\n") < 30
+
+
 @pytest.mark.parametrize("resume", [["--resume"], ["--resume", "{}/iter_4.pth"]])
 def test_a_resumed_run_goes_on_where_the_first_stopped(resume, here):
     """Also with a seed that nobody chose, and with today's torch."""

@@ -9,6 +9,7 @@ from argparse import Namespace
 from typing import Any
 
 import torch.distributed as dist
+from mmengine.device import get_device
 from mmengine.hooks import Hook
 from mmengine.logging import print_log
 from mmengine.registry import RUNNERS
@@ -20,6 +21,7 @@ from xlength.hooks.plan_guard import PlanGuardHook
 from xlength.runtime.config_check import check_config
 from xlength.runtime.config_errors import explain
 from xlength.runtime.config_file import load_config
+from xlength.runtime.console import dumps_in_the_file_only
 from xlength.runtime.environment import (
     choose_precision,
     end_process,
@@ -49,7 +51,9 @@ def train(args: Namespace) -> int:
         prepare_environment(cfg, args.launcher)
         choose_precision(cfg, args.amp)
         prepare_resume(cfg)
-        runner = RUNNERS.build(cfg) if "runner_type" in cfg else Runner.from_cfg(cfg)
+        with dumps_in_the_file_only():
+            runner = RUNNERS.build(cfg) if "runner_type" in cfg else Runner.from_cfg(cfg)
+        _introduce(runner)
         runner.register_hook(start, "VERY_HIGH")
         _add_hooks(runner)
         runner.train()
@@ -64,6 +68,14 @@ def train(args: Namespace) -> int:
             return _fail(error)
         return _fail(InputError(f"{args.config}: {message}"), error)
     return leave_process_group(0)
+
+
+def _introduce(runner: Any) -> None:
+    ranks = f"{runner.world_size} rank{'s' if runner.world_size > 1 else ''}"
+    runner.logger.info(
+        f"{runner.experiment_name}: {ranks} on {get_device()}, seed {runner.seed}; environment, "
+        f"config and the order of hooks stand in {runner.logger.log_file}"
+    )
 
 
 def _add_hooks(runner: Any) -> None:
