@@ -188,6 +188,18 @@ def test_a_checkpoint_that_was_written_just_before_a_kill_is_the_last_one_from_t
     assert Path(note.read_text()).resolve() == Path(last).resolve()
 
 
+def test_a_checkpoint_without_a_note_is_continued_and_not_begun_anew(here):
+    """As after a kill between the first checkpoint and its note, or where it alone was copied."""
+    assert train() == 0
+    Path("run/last_checkpoint").unlink()
+    for number in (8, 12):
+        Path(f"run/iter_{number}.pth").unlink()
+    result = process("--resume")
+    assert result.returncode == 0, result.stderr
+    assert "a new run begins" not in result.stdout
+    assert "resumed epoch: 0, iter: 4" in result.stdout
+
+
 def test_a_damaged_checkpoint_that_is_named_is_refused_with_an_offer(here, capsys):
     assert train() == 0
     half("run/iter_12.pth")

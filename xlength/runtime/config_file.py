@@ -85,7 +85,8 @@ def load_config(args: Namespace) -> Any:
         InputError: see ``read_config``.
     """
     from mmengine.logging import print_log
-    from mmengine.runner import find_latest_checkpoint
+
+    from xlength.runtime.atomic import checkpoints_in
 
     cfg = read_config(args.config, args.cfg_options)
     cfg.launcher = args.launcher
@@ -104,7 +105,7 @@ def load_config(args: Namespace) -> Any:
     cfg.setdefault("resume", False)
     cfg.setdefault("load_from", None)
     if args.resume == "latest":
-        if find_latest_checkpoint(cfg.work_dir) is None:
+        if not checkpoints_in(cfg.work_dir):
             print_log(f"No checkpoint in {cfg.work_dir} yet: a new run begins.", "current")
             cfg.resume = False  # but weights that the config names are loaded
         else:
