@@ -107,6 +107,8 @@ def train(work_dir, train_cfg, data=None, stop_after=None, seed=1, interval=1, *
     by_epoch = options.pop("by_epoch", False)
     state = options.pop("state", dict(type="DataStateHook"))
     accumulate = options.pop("accumulate", 1)
+    checkpoint = dict(type="CheckpointHook", by_epoch=by_epoch, interval=interval)
+    prepare = options.pop("prepare", None)
     kind = FlexibleRunner if "strategy" in options else Runner
     runner = kind(
         model=dict(
@@ -121,9 +123,7 @@ def train(work_dir, train_cfg, data=None, stop_after=None, seed=1, interval=1, *
         param_scheduler=options.pop(
             "param_scheduler", dict(type="LinearLR", start_factor=0.1, by_epoch=False, end=12)
         ),
-        default_hooks=dict(
-            checkpoint=dict(type="CheckpointHook", by_epoch=by_epoch, interval=interval)
-        ),
+        default_hooks=dict(checkpoint={**checkpoint, **options.pop("checkpoint", {})}),
         custom_hooks=[watch, *([state] if state else []), *options.pop("hooks", [])],
         randomness=dict(seed=seed),
         default_scope="mmengine",
@@ -131,6 +131,8 @@ def train(work_dir, train_cfg, data=None, stop_after=None, seed=1, interval=1, *
         experiment_name=f"{work_dir.name}-{id(watch)}",
         **options,
     )
+    if prepare is not None:
+        prepare(runner)
     try:
         runner.train()
     except KeyboardInterrupt:

@@ -43,6 +43,7 @@ class StopHook(Hook):
         self.asked = False
         self._asked_at = 0.0
         self._before: Any = None
+        self.saves: CheckpointHook | None = None  # from when on all ranks know
 
     def before_train(self, runner: Any) -> None:
         """Listen, from now on."""
@@ -68,15 +69,9 @@ class StopHook(Hook):
                 f"{configured_timeout(runner):.0f} s of env_cfg.dist_cfg.timeout, so this one ends "
                 "too; --resume continues from the last checkpoint"
             )
-        if not flags.any():
-            return
-        self.asked = True
-        for hook in runner.hooks:
-            if isinstance(hook, CheckpointHook):
-                hook.interval, hook.save_begin = 1, 0
-                if hook.by_epoch:
-                    hook.by_epoch, hook.filename_tmpl = False, "iter_{}.pth"
-                return
+        if flags.any():
+            self.asked = True
+            self.saves = _saves_every_step(runner)
 
     def wait_for_all(self) -> None:
         """Until every rank is here: a launcher ends the others as soon as one has ended."""
@@ -94,6 +89,18 @@ class StopHook(Hook):
             f"{STOPPED}. A second one ends it at once.",
             "current",
         )
+
+
+def _saves_every_step(runner: Any) -> CheckpointHook:
+    """The first ``CheckpointHook``, told to save at the end of this step and of each that follows.
+
+    One that saves by epochs names this checkpoint by its iteration, and keeps it.
+    """
+    hook = next(hook for hook in runner.hooks if isinstance(hook, CheckpointHook))
+    hook.interval, hook.save_begin = 1, 0
+    if hook.by_epoch:
+        hook.by_epoch, hook.filename_tmpl, hook.max_keep_ckpts = False, "iter_{}.pth", -1
+    return hook
 
 
 class EndedByParent:
@@ -140,10 +147,15 @@ class EndHook(Hook):
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """End."""
-        last = runner.message_hub.get_info("last_ckpt", "")
-        if self.stop.asked and str(last).endswith(f"iter_{runner.iter + 1}.pth"):
+        hook, iteration = self.stop.saves, runner.iter + 1
+        if hook is None or hook.last_ckpt is None:
+            return
+        due = os.path.basename(hook.filename_tmpl.format(iteration))
+        if os.path.basename(hook.last_ckpt) == due:
             self.stop.wait_for_all()
-            raise Stopped(f"stopped on SIGTERM after {runner.iter + 1} iterations, saved {last}")
+            raise Stopped(
+                f"stopped on SIGTERM after {iteration} iterations, saved {hook.last_ckpt}"
+            )
 
 
 def stop_on_sigterm(runner: Any) -> None:
