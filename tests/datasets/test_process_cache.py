@@ -222,3 +222,90 @@ def test_a_source_loaded_twice_is_found_again(tmp_path):
         for data in (source, config)
     }
     assert len(prints) == 1
+
+
+OWN_CODE = """
+from own import prompts
+import own
+class Writer:
+    PREFIX = "{constant}"
+    @staticmethod
+    def static(): return "{static}"
+    @classmethod
+    def made(cls): return "{classmethod}"
+    @property
+    def shown(self): return "{property}"
+    class Inner:
+        END = "{inner}"
+    def __call__(self, row): return row
+def by_class(row): return Writer.PREFIX, Writer.static(), Writer.made(), Writer().shown
+def by_module(row): return prompts.SYSTEM
+def by_package(row): return own.prompts.SYSTEM
+def by_import(row):
+    from own.prompts import SYSTEM
+    return SYSTEM
+def by_relative_import(row):
+    def inner():
+        from . import prompts
+        return prompts.SYSTEM
+    return inner()
+"""
+
+OWN_SCRIPT = """
+import sys
+sys.path.insert(0, {folder!r})
+from own import code
+import alone
+from xlength.datasets.hashing import content_hash
+functions = [code.Writer(), code.by_class, code.Writer.made, code.by_module, code.by_package,
+             code.by_import, code.by_relative_import, alone.by_file]
+print(*[content_hash(function) for function in functions])
+"""
+
+
+def hashes_of_own_code(folder, **texts):
+    """Hashes of an object, of functions in a package, and of one in a file, in a new process."""
+    names = ["constant", "static", "classmethod", "property", "inner", "system", "beside"]
+    texts = {**dict.fromkeys(names, "old"), **texts}
+    (folder / "own").mkdir(exist_ok=True)
+    code = re.sub(r"\{(\w+)\}", lambda match: texts[match[1]], OWN_CODE)
+    (folder / "own/code.py").write_text(code)
+    (folder / "own/prompts.py").write_text(f"SYSTEM = {texts['system']!r}\n")
+    (folder / "beside.py").write_text(f"TEXT = {texts['beside']!r}\n")
+    (folder / "alone.py").write_text("import beside\ndef by_file(row): return beside.TEXT\n")
+    script = OWN_SCRIPT.format(folder=str(folder))
+    done = subprocess.run(
+        [sys.executable, "-B", "-c", script], capture_output=True, text=True, check=True
+    )
+    return done.stdout.split()
+
+
+def test_an_edit_anywhere_in_the_users_own_code_changes_the_hashes_of_what_uses_it(tmp_path):
+    before = hashes_of_own_code(tmp_path)
+    assert hashes_of_own_code(tmp_path) == before
+
+    def changed(**texts):
+        after = hashes_of_own_code(tmp_path, **texts)
+        return [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+
+    for name in ("constant", "static", "classmethod", "property", "inner"):
+        assert changed(**{name: "new"}) == [0, 1, 2], name
+    assert changed(system="new") == [3, 4, 5, 6]
+    assert changed(beside="new") == [7]
+
+
+def test_a_function_that_logs_hashes_the_same_in_every_process(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/code.py").write_text(
+        "import logging\nlogger = logging.getLogger(__name__)\n"
+        "def function(row): logger.info('a'); return row\n"
+    )
+    script = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from own.code import function\n"
+        "from xlength.datasets.hashing import content_hash; print(content_hash(function))"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout

@@ -2,7 +2,7 @@
 
 ``datasets`` hashes what pickles, and a fast tokenizer pickles differently after its first use;
 functions of installed modules it takes by name only. Here a tokenizer is hashed by what it does,
-and a function by its code and by what the code refers to.
+and a function by its code and by what the code refers to, as far as it is the user's own.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import logging
 import re
 import sys
 import tempfile
@@ -23,19 +24,35 @@ from typing import Any
 import numpy as np
 from mmengine.logging import print_log
 
+from xlength.datasets.code_home import home_of, home_of_module, imported_sources, is_installed
+
 
 def content_hash(*values: Any) -> str:
     """32 hex digits over values: plain ones, containers, arrays, functions, partials, tokenizers.
 
-    A function is hashed by its byte code, constants, defaults, closure, and the globals it names;
-    other functions and classes of its own top-level package (or script) likewise, those of other
-    packages by name. So the hash changes with the minor version of Python. What cannot be hashed
-    gets a hash of its own each time, and a log line.
+    A function is hashed by its byte code, constants, defaults, closure, and the globals it names.
+    Other functions, and what it names of modules, of its own top-level package (for a script: of
+    the files beside it) likewise; classes of it by all their members; what it imports from there
+    itself, by the text of the file; all of other packages by name. Of a package that is installed,
+    not edited, functions and methods count, constants of modules and classes do not. So the hash
+    changes with the minor version of Python. What cannot be hashed gets a hash of its own each
+    time, and a log line.
     """
     digest = hashlib.sha256()
     for value in values:
         digest.update(_Describer().describe(value))
     return digest.hexdigest()[:32]
+
+
+_BUILTIN = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    np.ufunc,
+)
 
 
 class _Describer:
@@ -44,6 +61,9 @@ class _Describer:
     def __init__(self) -> None:
         # Objects are kept alive, so that their ids stay their own.
         self.known: dict[int, tuple[Any, bytes]] = {}
+        self.homes: set[str] = set()
+        """Of the functions and objects so far: classes from there are described by their members,
+        others by name."""
 
     def describe(self, value: Any) -> bytes:
         if id(value) in self.known:
@@ -92,30 +112,36 @@ class _Describer:
         if isinstance(value, types.ModuleType):
             return [b"module", value.__name__]
         if isinstance(value, type):
-            return [b"class", _name(value)]
-        if isinstance(value, types.BuiltinFunctionType | types.MethodDescriptorType | np.ufunc):
+            return [b"class", _name(value), *(_members(value) if self._is_own(value) else ())]
+        if isinstance(value, staticmethod | classmethod):
+            return [type(value).__name__.encode(), value.__func__]
+        if isinstance(value, property):
+            return [b"property", value.fget, value.fset, value.fdel]
+        if isinstance(value, functools.cached_property):
+            return [b"property", value.func]
+        if isinstance(value, logging.Logger):  # refers to all others
+            return [b"logger", value.name]
+        if isinstance(value, _BUILTIN):
             return [b"builtin", _name(value)]
         return self._object_parts(value)
 
     def _function_parts(self, function: types.FunctionType) -> list[Any]:
         cells = [cell.cell_contents for cell in function.__closure__ or () if _filled(cell)]
-        names = sorted(_names(function.__code__) & set(function.__globals__))
-        home = _package(function)
-        used: list[Any] = []
-        for name in names:
-            value = function.__globals__[name]
-            foreign = isinstance(value, types.FunctionType | type) and _package(value) != home
-            used += [name, _name(value) if foreign else value]
-            if isinstance(value, type) and not foreign:
-                used.append(_methods(value))
+        home = home_of(function)
+        self.homes.add(home)
+        names = _names(function.__code__)
         return [
             b"function",
             function.__code__,
             function.__defaults__,
             function.__kwdefaults__,
             cells,
-            used,
+            _used(names, function.__globals__, home, set()),
+            imported_sources(function),
         ]
+
+    def _is_own(self, cls: type) -> bool:
+        return home_of(cls) in self.homes
 
     def _code_parts(self, code: types.CodeType) -> list[Any]:
         return [b"code", code.co_code, code.co_consts, code.co_names, code.co_varnames]
@@ -123,7 +149,8 @@ class _Describer:
     def _object_parts(self, value: Any) -> list[Any]:
         """An object with state, such as an instance with ``__call__``."""
         if hasattr(value, "__dict__") and type(value).__module__ not in ("builtins", "torch"):
-            return [b"object", _name(type(value)), _methods(type(value)), vars(value)]
+            self.homes.add(home_of(type(value)))
+            return [b"object", type(value), vars(value)]
         try:
             from datasets.fingerprint import Hasher
 
@@ -197,19 +224,40 @@ def _names(code: types.CodeType) -> set[str]:
     return set(code.co_names).union(*(_names(const) for const in inner))
 
 
-def _methods(cls: type) -> list[Any]:
-    """Functions of a class and of its bases, without those of the standard object."""
-    bases = [base for base in cls.__mro__ if base is not object and _package(base) == _package(cls)]
+def _used(
+    names: set[str], namespace: Mapping[str, Any], home: str, seen: set[str]
+) -> list[tuple[str, Any]]:
+    """(name, value) of what is named of a namespace, and of modules in it that are at home."""
+    used: list[tuple[str, Any]] = []
+    for name in sorted(names & set(namespace)):
+        value = namespace[name]
+        if isinstance(value, types.FunctionType | type) and home_of(value) != home:
+            value = _name(value)
+        used.append((name, value))
+        if not isinstance(value, types.ModuleType) or value.__name__ in seen:
+            continue
+        if home_of_module(value.__name__) == home and not is_installed(home):
+            seen.add(value.__name__)
+            used.append((value.__name__, _used(names, vars(value), home, seen)))
+    return used
+
+
+def _members(cls: type) -> list[Any]:
+    """(name, value) of what a class and its bases at the same home define, methods and constants,
+    without what every class has; of an installed one its methods."""
+    home = home_of(cls)
+    installed = is_installed(home)
+    bases = [base for base in cls.__mro__ if base is not object and home_of(base) == home]
     return [
         (name, value)
         for base in bases
         for name, value in sorted(vars(base).items())
-        if isinstance(value, types.FunctionType)
+        if isinstance(value, types.FunctionType) or not (installed or _is_common(name))
     ]
 
 
-def _package(value: Any) -> str:
-    return str(getattr(value, "__module__", None) or "").partition(".")[0]
+def _is_common(name: str) -> bool:
+    return name == "_abc_impl" or (name.startswith("__") and name.endswith("__"))
 
 
 def _name(value: Any) -> str:
