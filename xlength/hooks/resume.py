@@ -83,6 +83,13 @@ class Resume:
         """In a loop whose iterator is not in our hands: random states, better late than never."""
         self.prepare()
 
+    def waiting_random_states(self) -> Any:
+        """This rank's saved random states, as long as they have not been put back."""
+        ranks = self.saved.get("ranks") or ()
+        if self._is_prepared or get_rank() >= len(ranks):
+            return None
+        return pickle.loads(ranks[get_rank()])["random"]
+
     def prepare(self) -> None:
         """Put the random states of this rank back, once."""
         if self._is_prepared:
