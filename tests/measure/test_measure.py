@@ -232,3 +232,18 @@ def test_the_side_file_is_never_written_over_data(kind, tmp_path, capsys):
     assert f"would write {data}" in said and "choose another -o" in said
     assert data.read_bytes() == before
     assert not (tmp_path / "chats.npy").exists()
+
+
+def test_a_tokenizer_for_rows_whose_lengths_are_known_is_refused(tokenizer, tmp_path, capsys):
+    path = jsonl(tmp_path / "data.jsonl", [{**row, "length": 100_000} for row in chats(20)])
+    assert measure(path, tmp_path / "a.npy") == 0
+    assert "'length'" in capsys.readouterr().out
+    assert np.load(tmp_path / "a.npy").tolist() == [100_000] * 20
+    for options in (("--tokenizer", tokenizer), ("--template", "qwen_chat")):
+        assert measure(path, tmp_path / "b.npy", *options) == 2
+        said = capsys.readouterr().err
+        assert " ".join(options) in said and "'length'" in said
+        assert "--map-fn openai_map_fn" in said
+    options = ("--tokenizer", tokenizer, "--map-fn", "openai_map_fn")
+    assert measure(path, tmp_path / "c.npy", *options) == 0
+    assert np.load(tmp_path / "c.npy").tolist() == prepared(chats(20), tokenizer)

@@ -56,7 +56,8 @@ def from_arguments(
 
     Args:
         row: the first of the source.
-        tokenizer: name or folder; not needed for rows with ``length`` or ``input_ids``.
+        tokenizer: name or folder; refused for rows with ``length`` or ``input_ids``, unless there
+            is a ``map_fn``.
         template: name in ``PROMPT_TEMPLATE``; by default the tokenizer's own.
         map_fn: name in ``MAP_FUNC``; by default by the columns of the row.
         max_length: tokens at which rows are cut.
@@ -67,6 +68,7 @@ def from_arguments(
     """
     for column in ("length", "input_ids"):
         if column in row and map_fn is None:
+            _refuse_to_count(column, row, tokenizer, template)
             return Counting(RowCounter(None, column), [column], {"column": column})
     if tokenizer is None:
         raise InputError("--tokenizer is needed: the name or folder of a transformers tokenizer")
@@ -91,6 +93,21 @@ def from_arguments(
     )
     side = dict(tokenizer=tokenizer, template=template, map_fn=map_fn, max_length=max_length)
     return from_recipe(recipe, side)
+
+
+def _refuse_to_count(
+    column: str, row: Mapping[str, Any], tokenizer: str | None, template: str | None
+) -> None:
+    """Raise InputError if lengths are known and it is said how to count them."""
+    given = {"--tokenizer": tokenizer, "--template": template}
+    named = [f"{name} {value}" for name, value in given.items() if value is not None]
+    if named:
+        fitting = (name for columns, name in _BY_COLUMNS if columns <= set(row))
+        raise InputError(
+            f"{' and '.join(named)}, but the rows have a column {column!r}, which says their "
+            "lengths: leave out the one to take the column, or add --map-fn "
+            f"{next(fitting, 'NAME')} to count the text"
+        )
 
 
 def _map_fn_of(row: Mapping[str, Any]) -> str:
