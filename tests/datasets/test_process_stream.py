@@ -131,3 +131,13 @@ def test_rows_that_teach_nothing_are_left_out_and_logged_ever_more_rarely(tmp_pa
 def test_bad_arguments_are_refused_by_name(dataset, more, message):
     with pytest.raises(ValueError, match=message):
         stream_hf_dataset(dataset, **options(**more))
+
+
+@pytest.mark.parametrize("name", ["max_length", "batch_size"])
+@pytest.mark.parametrize("value", [0, -5, None, "100", True])
+def test_a_length_or_batch_of_no_use_is_refused_before_anything_is_read(name, value):
+    rule = f"{name}={value!r} must be a whole number of at least 1"
+    with pytest.raises(ValueError, match=rule):
+        stream_hf_dataset(
+            Dataset.from_list(ROWS).to_iterable_dataset(), **{**options(), name: value}
+        )

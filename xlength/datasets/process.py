@@ -13,7 +13,7 @@ from mmengine.logging import print_log
 
 from xlength.datasets import cache
 from xlength.datasets.prepare import check_same_everywhere, on_one_rank_per_node
-from xlength.datasets.recipe import SEED, Recipe, prepare_rows, report
+from xlength.datasets.recipe import SEED, Recipe, check, prepare_rows, report
 from xlength.lengths import get_lengths
 from xlength.plan.groups import fingerprint
 from xlength.registry import DATASETS, register
@@ -122,7 +122,7 @@ def process_hf_dataset(
         map_num_proc=map_num_proc,
         bad_rows=bad_rows,
     )
-    _check(recipe)
+    check(recipe)
 
     def finish(folder: Path) -> Dataset:
         rows, state = cache.read(folder)
@@ -168,16 +168,3 @@ def _check_packing(split: str | None, max_length: int | None) -> None:
             f"pack_to_max_length=True needs concat packing ({_PACKING}), which is not built yet: "
             "set pack_to_max_length=False"
         )
-
-
-def _check(recipe: Recipe) -> None:
-    if recipe.bad_rows not in ("error", "skip"):
-        raise ValueError(f"bad_rows={recipe.bad_rows!r} must be 'error' or 'skip'")
-    for name in ("max_length", "max_dataset_length"):
-        value = getattr(recipe, name)
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
-    if recipe.do_dataset_tokenization:
-        for name in ("tokenizer", "max_length"):
-            if getattr(recipe, name) is None:
-                raise ValueError(f"do_dataset_tokenization=True needs {name}")

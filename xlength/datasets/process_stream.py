@@ -10,7 +10,7 @@ from datasets import Features, IterableDataset, Value
 from mmengine.logging import print_log
 
 from xlength.datasets.build import build
-from xlength.datasets.recipe import Recipe, resolve
+from xlength.datasets.recipe import Recipe, check, check_whole, resolve
 from xlength.datasets.rows import EMPTY, KEPT, MALFORMED, TOKENS, RowPass
 from xlength.registry import DATASETS, register
 
@@ -65,8 +65,8 @@ def stream_hf_dataset(
     Raises:
         ValueError: an argument or the stream is unusable; while reading, a malformed row.
     """
-    if bad_rows not in ("error", "skip"):
-        raise ValueError(f"bad_rows={bad_rows!r} must be 'error' or 'skip'")
+    for name, value in (("max_length", max_length), ("batch_size", batch_size)):
+        check_whole(name, value)
     is_config = isinstance(dataset, Mapping) and "type" in dataset
     stream = (
         dataset if isinstance(dataset, Mapping) and not is_config else build(dataset, "dataset")
@@ -95,6 +95,7 @@ def stream_hf_dataset(
         map_num_proc=None,
         bad_rows=bad_rows,
     )
+    check(recipe)
     map_fn, template_fn, encoder, _ = resolve(recipe)
     row_pass = RowPass(
         map_fn=map_fn,

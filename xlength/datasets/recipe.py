@@ -51,6 +51,26 @@ class Recipe:
     bad_rows: str
 
 
+def check(recipe: Recipe) -> None:
+    """Raise ValueError for arguments of ``process_hf_dataset`` that are of no use."""
+    if recipe.bad_rows not in ("error", "skip"):
+        raise ValueError(f"bad_rows={recipe.bad_rows!r} must be 'error' or 'skip'")
+    for name in ("max_length", "max_dataset_length"):
+        value = getattr(recipe, name)
+        if value is not None:
+            check_whole(name, value)
+    if recipe.do_dataset_tokenization:
+        for name in ("tokenizer", "max_length"):
+            if getattr(recipe, name) is None:
+                raise ValueError(f"do_dataset_tokenization=True needs {name}")
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raise ValueError for an argument that is no whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+
+
 def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     """Make the folder of prepared rows (see ``xlength.datasets.cache``), or find it."""
     source = load_source(dataset, recipe.split)
