@@ -320,6 +320,32 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path):
         assert f"{paths[1]}, line 17, is broken: {reason}" in message and "\n" not in message
 
 
+def test_a_malformed_row_is_named_in_the_file_of_its_split(tmp_path):
+    good, alien = chats(9), {"messages": [{"role": "alien", "content": "x"}]}
+    train = write(tmp_path / "train.jsonl", good)
+    path = write(tmp_path / "val.jsonl", [*good[:2], alien, *good[3:]])["data_files"]
+    files = dict(train=train["data_files"], validation=path)
+    cases = [
+        (dict(data_files=files), "validation", rf"row 2 \({path}, line 3\): "),
+        (dict(data_files=files, split="validation"), "train", rf"row 2 \({path}, line 3\): "),
+        (dict(data_files=files), None, rf"row 11 \({path}, line 3\): "),
+        (dict(data_files=files, split="all"), "train", rf"row 11 \({path}, line 3\): "),
+        (dict(data_files=path, split="train[1:]"), "train", "row 1: "),
+        (dict(data_files=files, split="train+validation"), "train", "row 11: "),
+    ]
+    for config, split, place in cases:
+        with pytest.raises(ValueError, match=place):
+            process({**train, **config}, split=split)
+
+
+def test_a_broken_line_is_named_whichever_split_it_is_in(tmp_path):
+    train = write(tmp_path / "train.jsonl", chats(5))
+    path = write(tmp_path / "val.jsonl", [*chats(2), "{"])["data_files"]
+    source = {**train, "data_files": dict(train=train["data_files"], validation=path)}
+    with pytest.raises(ValueError, match=rf"{path}, line 3, is broken"):
+        process(source)
+
+
 @pytest.mark.parametrize("content", ["", "\n\n", "[]"])
 def test_files_without_a_row_are_named(content, tmp_path):
     (tmp_path / "none.jsonl").write_text(content)

@@ -86,7 +86,7 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     row_pass = row_pass_of(recipe, map_fn, template_fn, encoder, fail_fast)
     features = _choose_columns(rows, row_pass, recipe.remove_unused_columns)
     num_proc = _num_processes(recipe.map_num_proc, len(rows))
-    files = data_files(dataset)
+    files = data_files(dataset, recipe.split)
 
     def judge(counts: dict[str, Any]) -> dict[str, Any]:
         counts = _name_rows(counts, origin, files)

@@ -35,7 +35,7 @@ def load_source(dataset: Any, split: str | None) -> Dataset:
             loaded = build(dataset, "dataset")
         except ValueError as error:
             refuse_broken_line(dataset, error)
-            empty = [path for path in data_files(dataset) if not _has_row(path)]
+            empty = [path for path in all_data_files(dataset) if not _has_row(path)]
             if empty:
                 raise ValueError(f"dataset: {empty[0]} is empty: leave it out") from error
             raise
@@ -61,16 +61,43 @@ def _of_split(splits: DatasetDict, split: str | None) -> Dataset:
     return splits[split]
 
 
-def data_files(dataset: Any) -> list[str]:
-    """The local JSON files of a config dict, in the order in which their rows are read."""
+def data_files(dataset: Any, split: str | None) -> list[str]:
+    """The local JSON files of a config dict, in the order in which the rows of a split are read.
+
+    Args:
+        dataset: the config dict; of anything else there are none.
+        split: as ``load_source`` takes it; one that the config has comes first.
+
+    Returns:
+        empty where a row's number would not say its line: ``train[5:]``, ``train+test``.
+    """
+    files = _files_of_splits(dataset)
+    if not files:
+        return []
+    own = dataset.get("split")
+    wanted = split if own is None else str(own)
+    if wanted is None or wanted == "all":
+        return [path for paths in files.values() for path in paths]
+    return files.get(wanted, [])
+
+
+def all_data_files(dataset: Any) -> list[str]:
+    """The local JSON files of a config dict, of all its splits."""
+    return [path for paths in _files_of_splits(dataset).values() for path in paths]
+
+
+def _files_of_splits(dataset: Any) -> dict[str, list[str]]:
     is_config = isinstance(dataset, Mapping) and not isinstance(dataset, DatasetDict)
     if not is_config or dataset.get("path") != "json":
-        return []
+        return {}
     files = dataset.get("data_files")
-    if isinstance(files, Mapping):
-        files = files.get(dataset.get("split") or "train", ())
-    names = [files] if isinstance(files, str) else list(files or ())
+    splits = files if isinstance(files, Mapping) else {"train": files}
     folder = dataset.get("data_dir") or ""
+    return {str(split): _existing(names, folder) for split, names in splits.items()}
+
+
+def _existing(files: Any, folder: str) -> list[str]:
+    names = [files] if isinstance(files, str) else list(files or ())
     found: list[str] = []
     for name in names:
         path = os.path.join(folder, str(name))
@@ -99,7 +126,7 @@ def refuse_empty_files(config: Any) -> None:
     Cost: the first lines of the first file that has one.
     """
     if isinstance(config, Mapping) and not isinstance(config, DatasetDict):
-        files = data_files(config)
+        files = all_data_files(config)
         if files and not any(_has_row(path) for path in files):
             more = f", as are the {len(files) - 1} other files of it" if len(files) > 1 else ""
             raise ValueError(f"dataset: {files[0]} is empty: it has no row{more}")
@@ -121,7 +148,7 @@ def _has_row(path: str) -> bool:
 
 def refuse_broken_line(dataset: Any, error: Exception) -> None:
     """Raise ValueError from ``error`` if a JSONL file of a config dict has a broken line."""
-    broken = _broken_line(data_files(dataset))
+    broken = _broken_line(all_data_files(dataset))
     if broken is not None:
         raise ValueError(f"dataset: {broken}") from error
 

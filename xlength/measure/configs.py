@@ -63,7 +63,7 @@ def _count(args: argparse.Namespace, out: Path, dataset: Mapping[str, Any]) -> i
         return _write(args, out, lengths, plain(("max_length",), options))
     counting = from_recipe(recipe, plain(_SHOWN, options))
     part = table_part(Path(args.source).name, rows)
-    files = data_files(dataset.get("dataset"))
+    files = data_files(dataset.get("dataset"), recipe.split)
 
     def where(place: int) -> str:
         row = place if origin is None else int(origin[place])
