@@ -53,6 +53,7 @@ def good(number: int) -> str:
             json.dumps({**llava_row("a"), "width": [7, 8], "height": 8}),
             "line 17: 1 images, but 2 w",
         ),
+        (json.dumps(llava_row(None, "cut \ud83d")), "line 17: half a surrogate pair in its text"),
         (json.dumps(llava_row(None, "a <|image_pad|> b")), "line 17: its text has 1 placeholders"),
     ],
 )

@@ -308,6 +308,7 @@ def test_a_broken_line_is_named_by_file_and_line(tmp_path):
         "control character": ('{"messages": "\t"}', "Invalid control character at character 14"),
         "no object": ("[1, 2]", "a row must be an object, got list"),
         "no JSON": ("hello", "Expecting value at character 0"),
+        "half a surrogate pair": ('{"messages": "\\ud83d"}', "half a surrogate pair in its text"),
     }
     for name, (line, reason) in broken.items():
         paths = [tmp_path / f"{name} {i}.jsonl" for i in range(2)]

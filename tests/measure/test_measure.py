@@ -247,3 +247,17 @@ def test_a_tokenizer_for_rows_whose_lengths_are_known_is_refused(tokenizer, tmp_
     options = ("--tokenizer", tokenizer, "--map-fn", "openai_map_fn")
     assert measure(path, tmp_path / "c.npy", *options) == 0
     assert np.load(tmp_path / "c.npy").tolist() == prepared(chats(20), tokenizer)
+
+
+@pytest.mark.parametrize("half", [b"\\ud83d", b"\\uDE00", b"\xed\xa0\xbd"])
+def test_half_a_surrogate_pair_is_a_row_that_can_be_left_out(half, tokenizer, tmp_path, capsys):
+    rows = chats(20)
+    rows[3] = {"messages": [*rows[3]["messages"], {"role": "assistant", "content": "cut HALF"}]}
+    rows[5]["messages"][0]["content"] += " whole \U0001f600 and \\\\ud83d"
+    path = jsonl(tmp_path / "data.jsonl", rows)
+    path.write_bytes(path.read_bytes().replace(b"HALF", half))
+    assert measure(path, tmp_path / "a.npy", "--tokenizer", tokenizer) == 2
+    assert f"{path}, line 4: half a surrogate pair" in capsys.readouterr().err
+    assert measure(path, tmp_path / "a.npy", "--tokenizer", tokenizer, "--bad-rows", "skip") == 0
+    assert "1 rows malformed and left out (the first: " in capsys.readouterr().out
+    assert np.load(tmp_path / "a.npy").tolist() == prepared(rows[:3] + rows[4:], tokenizer)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 from collections.abc import Iterable, Mapping
 from json import JSONDecodeError
 from pathlib import Path
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 _BOM = b"\xef\xbb\xbf"
 _SPACE = b" \t\r\n"
 _BLOCK = 1 << 26
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
 
 
 class RowError(ValueError):
@@ -72,15 +74,19 @@ class JsonRows:
         """Row ``index`` as a dict.
 
         Raises:
-            RowError: the row is no JSON object.
+            RowError: the row is no JSON object, or holds text that cannot be encoded.
         """
         start, stop = self.spans[index]
+        data = self._buffer[start:stop]
         try:
-            row = json.loads(self._buffer[start:stop])
+            row = json.loads(data)
         except (JSONDecodeError, UnicodeDecodeError) as error:
             raise RowError(f"broken JSON: {error}") from error
         if not isinstance(row, dict):
             raise RowError(f"a row must be an object, got {type(row).__name__}")
+        problem = text_problem(row, data)
+        if problem:
+            raise RowError(problem)
         return row
 
     def where(self, index: int) -> str:
@@ -130,6 +136,22 @@ class JsonRows:
 def json_problem(error: JSONDecodeError) -> str:
     """What is wrong with a row, and where; some of json's own messages end with "at" already."""
     return f"{error.msg.removesuffix(' at')} at character {error.pos}"
+
+
+def text_problem(row: Any, data: bytes) -> str:
+    """What is wrong with the text of a parsed row; empty if nothing.
+
+    JSON can hold half of a pair of surrogates, such as an emoji that was cut in two; it parses, but
+    no tokenizer takes it. Cost: a search of the bytes, and where they hold surrogates an encoding
+    of the row.
+    """
+    if (b"\\u" not in data and b"\xed" not in data) or not _SURROGATE.search(data):
+        return ""
+    try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        return f"half a surrogate pair in its text: {ascii(error.object[error.start])}"
+    return ""
 
 
 def file_fingerprint(path: str) -> str:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from datasets import Dataset, DatasetDict, IterableDataset, concatenate_datasets
 
 from xlength.datasets.build import build
-from xlength.datasets.json_rows import json_problem
+from xlength.datasets.json_rows import json_problem, text_problem
 
 
 def load_source(dataset: Any, split: str | None) -> Dataset:
@@ -189,7 +189,9 @@ def _problem(line: bytes) -> str:
         return f"no UTF-8 at byte {error.start}"
     except json.JSONDecodeError as error:
         return json_problem(error)
-    return "" if isinstance(row, dict) else f"a row must be an object, got {type(row).__name__}"
+    if not isinstance(row, dict):
+        return f"a row must be an object, got {type(row).__name__}"
+    return text_problem(row, line)
 
 
 def _excerpt(line: bytes) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from xlength.datasets.json_rows import JsonRows, json_problem
+from xlength.datasets.json_rows import JsonRows, json_problem, text_problem
 
 BLOCK_ROWS = 2048
 _LEAST_BYTES, _MOST_BYTES = 256 << 10, 4 << 20
@@ -57,7 +57,8 @@ def parse(data: bytes, place: int) -> Row:
         return Row(place, None, f"broken JSON: {json_problem(error)}")
     if not isinstance(value, dict):
         return Row(place, None, f"a row must be an object, got {type(value).__name__}")
-    return Row(place, value)
+    problem = text_problem(value, data)
+    return Row(place, None if problem else value, problem)
 
 
 def parse_lines(lines: Sequence[bytes], first: bool) -> list[Row]:
