@@ -167,6 +167,23 @@ def test_openai_messages_with_image_parts_make_the_same_sample_as_llava_rows(fol
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(first[key])), key
 
 
+def test_an_image_may_be_a_dict_with_its_path_as_datasets_writes_it(folder: Path) -> None:
+    file = {"path": "1.png", "bytes": None}
+    dicts = [llava_row(file), llava_row([file, "2.png"])]
+    part = {"type": "image", "image": file}
+    text = {"type": "text", "text": "What?"}
+    answer = {"role": "assistant", "content": "That."}
+    dicts.append({"messages": [{"role": "user", "content": [part, text]}, answer]})
+    part = {"type": "image", "image": "1.png"}
+    paths = [llava_row("1.png"), llava_row(["1.png", "2.png"])]
+    paths.append({"messages": [{"role": "user", "content": [part, text]}, answer]})
+    one, other = make(folder, dicts), make(folder, paths)
+    assert one.modality_length.tolist() == other.modality_length.tolist()
+    for i in range(3):
+        for name, value in other[i].items():
+            assert torch.equal(torch.as_tensor(one[i][name]), torch.as_tensor(value))
+
+
 def test_an_image_without_a_mark_comes_before_the_first_question(folder: Path) -> None:
     marked, unmarked = llava_row("0.png"), llava_row("0.png")
     unmarked["conversations"][0]["value"] = "What is it?"

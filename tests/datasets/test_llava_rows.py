@@ -29,6 +29,10 @@ def from_lines(tmp_path: Path, lines: list[str], end: str = "\n", **options: Any
     )
 
 
+PART_WITH_DICT = {"type": "text", "text": {"a": 1}}
+PART_WITHOUT_URL = {"type": "image_url", "image_url": {"uri": "a.png"}}
+
+
 def good(number: int) -> str:
     return json.dumps(llava_row(None, f"Question {number}", "Answer é"), ensure_ascii=False)
 
@@ -49,6 +53,19 @@ def good(number: int) -> str:
         (json.dumps({**llava_row(["a", "b"]), "image": "a"}), "line 17: 2 places .* but 1 images"),
         (json.dumps({**llava_row("a"), "image": None}), "line 17: 1 places .* but 0 images"),
         (json.dumps({**llava_row("a"), "width": "7", "height": 8}), "line 17: width and height"),
+        (json.dumps({**llava_row("a"), "width": "640", "height": "480"}), "line 17: width and h"),
+        (json.dumps(llava_row(397133)), "line 17: an image must be a path, got 397133"),
+        (json.dumps(llava_row(0)), "line 17: an image must be a path, got 0"),
+        (json.dumps(llava_row([None])), "line 17: an image must be a path, got None"),
+        (json.dumps(llava_row({"bytes": "x"})), "line 17: an image must be a path, got {'bytes'"),
+        (
+            json.dumps({"messages": [{"role": "user", "content": [PART_WITH_DICT]}]}),
+            "line 17: the text of a part must be a string, got {'a': 1}",
+        ),
+        (
+            json.dumps({"messages": [{"role": "user", "content": [PART_WITHOUT_URL]}]}),
+            "line 17: an image must be a path, got {'uri': 'a.png'}",
+        ),
         (
             json.dumps({**llava_row("a"), "width": [7, 8], "height": 8}),
             "line 17: 1 images, but 2 w",

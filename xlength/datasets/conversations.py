@@ -47,9 +47,9 @@ def read_conversation(
     """The conversation of a row.
 
     LLaVA's format: ``conversations`` of ``{'from', 'value'}`` with ``<image>`` in the text, and
-    ``image``: a path, a list of paths, or absent; None, an empty string and an empty list mean text
-    only. Images without any mark in the text come before the first message of the user. Answers
-    before the first question are left away, as in XTuner.
+    ``image``: a path, a dict with ``path``, a list of these, or absent; None, an empty string and
+    an empty list mean text only. Images without any mark in the text come before the first message
+    of the user. Answers before the first question are left away, as in XTuner.
 
     OpenAI's format: ``messages`` of ``{'role', 'content'}``, where content is a text or a list of
     parts (``text``, ``image_url``, or transformers' ``image``). ``<image>`` marks with an ``image``
@@ -133,12 +133,15 @@ def _part(part: Any, conversation: Conversation) -> list[dict[str, Any]]:
         return [{"type": "text", "text": part}]
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in ("text", "input_text"):
-        return [{"type": "text", "text": str(part.get("text") or "")}]
+        text = part.get("text")
+        if not isinstance(text, str | None):
+            raise RowError(f"the text of a part must be a string, got {text!r:.80}")
+        return [{"type": "text", "text": text or ""}]
     if kind not in ("image", "image_url"):
         raise RowError(f"unknown part of a message: {part!r:.80}")
     source = next((part[key] for key in _PATH_KEYS if part.get(key)), None)
-    if isinstance(source, Mapping):
-        source = source.get("url")
+    if isinstance(source, Mapping) and "url" in source:
+        source = source["url"]
     if source is not None:
         conversation.images.append(_path(source))
         conversation.sizes.append(_size(part.get("width"), part.get("height")))
@@ -170,8 +173,8 @@ def _row_sizes(row: Mapping[str, Any], count: int) -> list[tuple[int, int] | Non
     width, height = row.get("width"), row.get("height")
     if width is None or height is None:
         return [None] * count
-    widths = width if isinstance(width, Sequence) else [width]
-    heights = height if isinstance(height, Sequence) else [height]
+    widths = width if _is_list(width) else [width]
+    heights = height if _is_list(height) else [height]
     if len(widths) != count or len(heights) != count:
         raise RowError(f"{count} images, but {len(widths)} widths and {len(heights)} heights")
     return [_size(w, h) for w, h in zip(widths, heights, strict=True)]
@@ -180,7 +183,8 @@ def _row_sizes(row: Mapping[str, Any], count: int) -> list[tuple[int, int] | Non
 def _size(width: Any, height: Any) -> tuple[int, int] | None:
     if width is None or height is None:
         return None
-    if not isinstance(width, int) or not isinstance(height, int) or min(width, height) < 1:
+    whole = all(isinstance(n, int) and not isinstance(n, bool) for n in (width, height))
+    if not whole or min(width, height) < 1:
         raise RowError(
             f"width and height must be whole numbers of pixels, got {width!r}, {height!r}"
         )
@@ -188,15 +192,20 @@ def _size(width: Any, height: Any) -> tuple[int, int] | None:
 
 
 def _paths(image: Any) -> list[str]:
-    if not image:
+    if image is None or image == "" or image == []:
         return []
-    return [_path(image)] if isinstance(image, str) else [_path(one) for one in image]
+    return [_path(one) for one in (image if _is_list(image) else [image])]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _path(source: Any) -> str:
-    if not isinstance(source, str) or not source:
+    path = source.get("path") if isinstance(source, Mapping) else source
+    if not isinstance(path, str) or not path:
         raise RowError(f"an image must be a path, got {source!r:.80}")
-    return source.removeprefix("file://")
+    return path.removeprefix("file://")
 
 
 def _join(folder: str, source: str) -> str:

@@ -36,7 +36,7 @@ from xlength.losses import IGNORE_INDEX
 from xlength.registry import DATASETS, register
 from xlength.runtime.build import build
 
-_VERSION = 3
+_VERSION = 4
 _PROCESSOR_SETTINGS = (
     "patch_size",
     "vision_feature_select_strategy",
