@@ -29,6 +29,7 @@ from xlength.runtime.loaders import (
 )
 from xlength.runtime.position import prepared
 from xlength.runtime.random_state import WorkerSeeds, kept_random_states
+from xlength.runtime.validation import CUT_VALIDATION
 from xlength.runtime.wrappers import announce_last_micro_steps
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
@@ -45,7 +46,8 @@ class TrainLoop(BaseLoop):
     passed over; only a stream without state is read again.
 
     ``batch_idx``, as hooks get it, counts within the epoch where the log processor goes by epoch,
-    else over the run. Validation goes by iterations.
+    else over the run. Validation goes by iterations; one that was cut off, see ``StopHook``, is begun
+    anew when the run is resumed.
 
     Args:
         runner: mmengine's.
@@ -185,6 +187,7 @@ class TrainLoop(BaseLoop):
         runner.call_hook("before_train")
         if self._iter > 0 and self._rest is None:
             self._find_position()
+        self._validate_again()
         if self._iter >= self._max_iters:
             print_log(
                 f"Nothing is left to train: the checkpoint is at iteration {self._iter}, and "
@@ -283,9 +286,20 @@ class TrainLoop(BaseLoop):
         last = self._iter == self._max_iters
         due = self._iter >= self.val_begin and (self._iter % self.val_interval == 0 or last)
         if self.runner.val_loop is not None and due:
-            with kept_random_states():
-                self.runner.val_loop.run()
-            self.runner.model.train()
+            self._validate()
+
+    def _validate(self) -> None:
+        with kept_random_states():
+            self.runner.val_loop.run()
+        self.runner.model.train()
+
+    def _validate_again(self) -> None:
+        """Where a validation was cut off, begin it anew; the iteration says that it is this one."""
+        hub = self.runner.message_hub
+        cut = self._iter > 0 and hub.get_info(CUT_VALIDATION, 0) == self._iter
+        if cut and self.runner.val_loop is not None:
+            hub.update_info(CUT_VALIDATION, 0)
+            self._validate()
 
 
 def _check_limits(max_iters: int | None, max_epochs: float | None) -> None:

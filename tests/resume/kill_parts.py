@@ -9,7 +9,7 @@ from mmengine.dist import get_rank
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 
-import tests.resume.runs  # noqa: F401  registers NoisyText
+import tests.resume.runs  # noqa: F401  registers NoisyText and Seen
 
 
 @HOOKS.register_module(force=True)
@@ -47,6 +47,26 @@ class Slow(Hook):
 
     def after_train_iter(self, runner, batch_idx, data_batch=None, outputs=None):
         time.sleep(self.s)
+
+
+@HOOKS.register_module(force=True)
+class ValidationLog(Hook):
+    """One line for every step of a validation that begins, which takes ``s`` seconds longer, and
+    for every validation that ends, with what it has seen."""
+
+    def __init__(self, s=0.0):
+        self.s = s
+
+    def before_val_iter(self, runner, batch_idx, data_batch=None):
+        self.write(runner, f"step {batch_idx}")
+        time.sleep(self.s)
+
+    def after_val_epoch(self, runner, metrics=None):
+        self.write(runner, f"saw {metrics['seen']}")
+
+    def write(self, runner, text):
+        with Path(runner.work_dir, f"validation{get_rank()}.txt").open("a") as file:
+            file.write(f"{runner.iter}: {text}\n")
 
 
 @HOOKS.register_module(force=True)

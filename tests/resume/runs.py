@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
-from mmengine.registry import DATASETS, HOOKS
+from mmengine.registry import DATASETS, HOOKS, METRICS
 from mmengine.runner import FlexibleRunner, Runner
 
 import tests.tiny as tiny
@@ -56,6 +57,17 @@ class EarlySave(Hook):
 
     def before_train(self, runner):
         runner.save_checkpoint(runner.work_dir, "early.pth", by_epoch=False)
+
+
+@METRICS.register_module(force=True)
+class Seen(BaseMetric):
+    """Number of batches of all ranks, at most the samples."""
+
+    def process(self, data_batch, data_samples):
+        self.results.append(0)
+
+    def compute_metrics(self, results):
+        return {"seen": len(results)}
 
 
 SAMPLERS = {

@@ -98,6 +98,40 @@ def stop_twice(folder):
     return dict(codes=codes, seconds=time.monotonic() - begin)
 
 
+VALIDATION = """
+val_dataloader = dict(
+    batch_size=1, dataset=dict(type='NoisyText', length=[3, 4, 5, 6, 7]),
+    sampler=dict(type='DefaultSampler', shuffle=False, round_up=False),
+    collate_fn=dict(type='tiny_collate'))
+val_cfg = dict()
+val_evaluator = dict(type='Seen')
+"""
+
+
+def stop_in_validation(folder):
+    """SIGTERM to rank 1 of 2 in a validation in which rank 0 has 3 steps and rank 1 has 2."""
+    for name, seconds in (("whole", 0), ("cut", 1.5)):
+        run = prepare(folder, name)
+        text = config_file(run).read_text().replace("max_iters=32", "max_iters=8, val_interval=4")
+        hooks = f"dict(type='ConsumedLog'), dict(type='ValidationLog', s={seconds})"
+        text = text.replace("dict(type='ConsumedLog')", hooks)
+        config_file(run).write_text(text + VALIDATION)
+    run_killed(folder / "whole", lambda attempt: 2, 0, random.Random(0))
+    cut = folder / "cut"
+    pids = fork_ranks(cut, 2)
+    until = time.monotonic() + 120
+    while not (cut / "validation1.txt").exists() and time.monotonic() < until:
+        time.sleep(0.005)
+    os.kill(pids[1], signal.SIGTERM)
+    codes = wait_all(pids, 60)
+    steps = (cut / "validation0.txt").read_text().splitlines()
+    last = Path((cut / "last_checkpoint").read_text()).name
+    run_killed(cut, lambda attempt: 2, 0, random.Random(0))
+    seen = [line for line in (cut / "validation0.txt").read_text().splitlines() if "saw" in line]
+    problems = compare(folder / "whole", cut, 2)
+    return dict(codes=codes, steps=steps, last=last, seen=seen, problems=problems)
+
+
 def dead_rank(folder):
     """SIGKILL to one rank: the other ends by itself, with a message."""
     cut = prepare(folder, "cut", timeout=30)

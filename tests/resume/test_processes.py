@@ -29,6 +29,17 @@ def test_sigterm_to_the_whole_group_leaves_the_workers_to_the_step_that_saves(tm
 
 
 @pytest.mark.long
+def test_sigterm_in_a_validation_ends_all_at_the_same_step_also_where_they_have_unequally_many(
+    tmp_path,
+):
+    result = run_module("signals", tmp_path, "stop_in_validation")
+    assert result["codes"] == [75, 75]
+    assert result["steps"] == ["4: step 0"] and result["last"] == "iter_4.pth"
+    assert result["seen"] == ["4: saw 5", "8: saw 5"]
+    assert result["problems"] == []
+
+
+@pytest.mark.long
 def test_a_second_sigterm_ends_the_run_at_once(tmp_path):
     result = run_module("signals", tmp_path, "stop_twice")
     assert result["codes"] == [128 + 15]

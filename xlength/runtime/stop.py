@@ -13,8 +13,10 @@ from typing import Any
 import numpy as np
 from mmengine.hooks import CheckpointHook, Hook
 from mmengine.logging import print_log
+from numpy.typing import NDArray
 
 from xlength.runtime.host_group import HostGroup, configured_timeout
+from xlength.runtime.validation import CUT_VALIDATION, ValidationSteps
 
 STOPPED = 75
 """Exit code of a run that was asked to stop, has saved a checkpoint and can be continued with
@@ -30,10 +32,19 @@ class Stopped(Exception):
 
 
 class StopHook(Hook):
-    """On SIGTERM to any rank, all ranks save a checkpoint at the end of the running step.
+    """On SIGTERM to any rank, all ranks save a checkpoint at the end of the running step, of
+    training or of validation, and end.
+
+    What is saved in a validation is the training before it. ``TrainLoop`` begins a validation that
+    was cut off anew when the run is resumed; mmengine's loops go on without it. A validation is not
+    cut off but carried to its end, without another step of training, where one cannot stop inside:
+    where a hook may have changed the model for it (``EMAHook``, or one of the user's own with
+    ``before_val`` or ``before_val_epoch``); and on several ranks, which may take unequal numbers of
+    steps, in another loop than ``ValLoop`` or over a stream.
 
     Cost: nothing for one process; for several, one number from each rank over the host's network at
-    every step, since all must agree on the step (some 0.1 ms on one machine).
+    every step, since all must agree on the step (some 0.1 ms on one machine); in a validation about
+    once a second.
     """
 
     # Before DataStateHook, which asks whether a checkpoint is due.
@@ -43,6 +54,9 @@ class StopHook(Hook):
         self.asked = False
         self._asked_at = 0.0
         self._before: Any = None
+        self._group: HostGroup | None = None
+        self._has_trained = False
+        self._validation: ValidationSteps | None = None
         self.saves: CheckpointHook | None = None  # from when on all ranks know
 
     def before_train(self, runner: Any) -> None:
@@ -56,26 +70,81 @@ class StopHook(Hook):
 
     def after_train(self, runner: Any) -> None:
         """Leave the signal as it was."""
+        self._group = None
         signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def after_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
     ) -> None:
         """Let a ``CheckpointHook``, which comes later, save now if any rank was asked to stop."""
-        flags = self._group.gather(np.array([float(self.asked)]))
-        if flags is None:
+        self._has_trained = True
+        if self._is_any_asked(runner):
+            self.saves = _saves_every_step(runner)
+
+    def before_val(self, runner: Any) -> None:
+        """Find out in which steps of the validation all ranks can agree to stop."""
+        if self._group is None:  # not a validation of training
+            return
+        self._validation = ValidationSteps(runner, self._group.world_size)
+        steps = self._gathered(runner, float(self._validation.steps))
+        self._validation.steps = int(steps.min())
+
+    def before_val_iter(
+        self, runner: Any, batch_idx: int, data_batch: dict[str, Any] | None = None
+    ) -> None:
+        """End here, if any rank was asked to."""
+        if self._validation is None or not self._validation.is_time_to_ask():
+            return
+        asked, seconds = self._gathered(runner, float(self.asked), self._validation.seconds()).T
+        if asked.any():
+            runner.message_hub.update_info(CUT_VALIDATION, runner.iter)
+            self._end_in_validation(runner, "in")
+        self._validation.ask_again(seconds.max())
+
+    def end_behind_validation(self, runner: Any) -> None:
+        """End, if any rank was asked to: there is no need for another step of training."""
+        self._validation = None
+        if self._group is not None and self._is_any_asked(runner):
+            self._end_in_validation(runner, "behind")
+
+    def _end_in_validation(self, runner: Any, where: str) -> None:
+        """Save what was trained before it, and end."""
+        iteration = runner.iter
+        saved = "nothing was trained since the checkpoint that was resumed"
+        if self._has_trained:
+            hook = _saves_every_step(runner)
+            meta = dict(epoch=runner.epoch, iter=iteration)
+            hook._save_checkpoint_with_step(runner, iteration, meta=meta)
+            saved = f"saved {hook.last_ckpt}"
+        self.wait_for_all()
+        message = f"stopped on SIGTERM {where} the validation after {iteration} iterations, {saved}"
+        if where == "in":
+            anew = hasattr(runner.train_loop, "start_at")  # a TrainLoop
+            message += f"; --resume {'begins it anew' if anew else 'goes on without it'}"
+        raise Stopped(message)
+
+    def _is_any_asked(self, runner: Any) -> bool:
+        """Whether any rank was asked to stop; the same on all of them."""
+        asked = bool(self._gathered(runner, float(self.asked)).any())
+        self.asked |= asked
+        return asked
+
+    def _gathered(self, runner: Any, *values: float) -> NDArray[np.float64]:
+        """(ranks, values)."""
+        assert self._group is not None
+        gathered = self._group.gather(np.array(values))
+        if gathered is None:
             raise RuntimeError(
                 "another rank has ended, or has not answered within the "
                 f"{configured_timeout(runner):.0f} s of env_cfg.dist_cfg.timeout, so this one ends "
                 "too; --resume continues from the last checkpoint"
             )
-        if flags.any():
-            self.asked = True
-            self.saves = _saves_every_step(runner)
+        return gathered
 
     def wait_for_all(self) -> None:
         """Until every rank is here: a launcher ends the others as soon as one has ended."""
-        self._group.gather(np.zeros(1))
+        if self._group is not None:
+            self._group.gather(np.zeros(1))
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -84,9 +153,10 @@ class StopHook(Hook):
         if self.asked:
             os._exit(128 + number)
         self.asked, self._asked_at = True, now
+        when = "step" if self._validation is None else self._validation.ends_with
         print_log(
-            "SIGTERM: a checkpoint is saved at the end of this step, then the run ends with code "
-            f"{STOPPED}. A second one ends it at once.",
+            f"SIGTERM: a checkpoint is saved at the end of this {when}, then the run ends with "
+            f"code {STOPPED}. A second one ends it at once.",
             "current",
         )
 
@@ -156,6 +226,10 @@ class EndHook(Hook):
             raise Stopped(
                 f"stopped on SIGTERM after {iteration} iterations, saved {hook.last_ckpt}"
             )
+
+    def after_val(self, runner: Any) -> None:
+        """End, behind hooks that put the model back."""
+        self.stop.end_behind_validation(runner)
 
 
 def stop_on_sigterm(runner: Any) -> None:
