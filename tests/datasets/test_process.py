@@ -20,6 +20,7 @@ from xlength import (
     process_hf_dataset,
     template_map_fn_factory,
 )
+from xlength.datasets.source import all_data_files
 
 CHATML = dict(dataset_map_fn="openai_map_fn", template_map_fn=template_map_fn_factory("qwen_chat"))
 
@@ -345,6 +346,11 @@ def test_a_broken_line_is_named_whichever_split_it_is_in(tmp_path):
     source = {**train, "data_files": dict(train=train["data_files"], validation=path)}
     with pytest.raises(ValueError, match=rf"{path}, line 3, is broken"):
         process(source)
+
+
+def test_files_that_a_config_dict_makes_are_left_to_it():
+    made = dict(type="python_docs_files", max_files=3)
+    assert all_data_files(dict(type=load_dataset, path="json", data_files=made)) == []
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "[]"])

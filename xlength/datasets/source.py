@@ -91,6 +91,8 @@ def _files_of_splits(dataset: Any) -> dict[str, list[str]]:
     if not is_config or dataset.get("path") != "json":
         return {}
     files = dataset.get("data_files")
+    if isinstance(files, Mapping) and "type" in files:  # built when the data set is
+        return {}
     splits = files if isinstance(files, Mapping) else {"train": files}
     folder = dataset.get("data_dir") or ""
     return {str(split): _existing(names, folder) for split, names in splits.items()}
