@@ -11,6 +11,7 @@ import pytest
 from mmengine.config import Config
 
 from xlength.cli import main
+from xlength.runtime.config_file import find_config
 from xlength.runtime.configs import named_configs
 from xlength.runtime.flatten import flat_text
 
@@ -81,6 +82,21 @@ def test_names_are_listed_by_pattern_and_a_misspelt_one_is_answered_with_the_clo
     assert main(["list-cfg", "-p", "nothing like it"]) == 2
     assert main(["copy-cfg", "default_smapler"]) == 2
     assert "did you mean 'default_sampler'" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there_is_not_taken_for_the_config_of_its_name(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(["log-dataset", "python_docs_pool.py"]) == 2
+    said = capsys.readouterr().err
+    assert "no file 'python_docs_pool.py' here" in said
+    assert "xlength copy-cfg python_docs_pool makes one" in said
+    assert main(["copy-cfg", "python_docs_pool", "."]) == 0
+    assert main(["log-dataset", "python_docs_pool.py"]) == 2
+    assert "python_docs_pool_copy.py is there" in capsys.readouterr().err
+    (tmp_path / "python_docs_pool.py").write_text("a = 1\n")
+    assert find_config("python_docs_pool.py") == "python_docs_pool.py"
 
 
 def test_every_folder_of_configs_is_installed():

@@ -18,14 +18,22 @@ def find_config(config: str) -> str:
     """The path of a config that is given as a path or by name.
 
     Raises:
-        InputError: there is none; names one that comes close.
+        InputError: there is none; names one that comes close. A file that is not there is not
+            taken for the packaged config of its name, which has none of its settings.
     """
     if os.path.isfile(config):
         return config
     named = named_configs()
     name = config.removesuffix(".py")
+    if config in named:
+        return str(named[config])
     if name in named:
-        return str(named[name])
+        copy = f"{name}_copy.py"
+        hint = f"{copy} is there" if os.path.isfile(copy) else f"xlength copy-cfg {name} makes one"
+        raise InputError(
+            f"there is no file {config!r} here; the config that comes with xlength is called "
+            f"{name!r}, without .py; for one to edit, {hint}"
+        )
     folder, base = os.path.split(config)
     known = list(named)
     if os.path.isdir(folder or "."):
