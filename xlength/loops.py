@@ -46,8 +46,8 @@ class TrainLoop(BaseLoop):
     passed over; only a stream without state is read again.
 
     ``batch_idx``, as hooks get it, counts within the epoch where the log processor goes by epoch,
-    else over the run. Validation goes by iterations; one that was cut off, see ``StopHook``, is begun
-    anew when the run is resumed.
+    else over the run. Validation goes by iterations; one that SIGTERM cut off is begun anew when
+    the run is resumed, see ``StopHook``.
 
     Args:
         runner: mmengine's.

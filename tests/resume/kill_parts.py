@@ -50,6 +50,14 @@ class Slow(Hook):
 
 
 @HOOKS.register_module(force=True)
+class SlowSave(Hook):
+    """Makes every checkpoint take a second and a half longer."""
+
+    def before_save_checkpoint(self, runner, checkpoint):
+        time.sleep(1.5)
+
+
+@HOOKS.register_module(force=True)
 class ValidationLog(Hook):
     """One line for every step of a validation that begins, which takes ``s`` seconds longer, and
     for every validation that ends, with what it has seen."""

@@ -98,6 +98,20 @@ def stop_twice(folder):
     return dict(codes=codes, seconds=time.monotonic() - begin)
 
 
+def stop_one_after_the_other(folder):
+    """SIGTERM reaches rank 1 when it knows from rank 0 already, which is saving."""
+    cut = prepare(folder, "cut")
+    text = config_file(cut).read_text()
+    hooks = "dict(type='ConsumedLog'), dict(type='SlowSave')"
+    config_file(cut).write_text(text.replace("dict(type='ConsumedLog')", hooks))
+    pids = fork_ranks(cut, 2)
+    wait_for_steps(cut, 4)
+    os.kill(pids[0], signal.SIGTERM)
+    time.sleep(1)
+    os.kill(pids[1], signal.SIGTERM)
+    return dict(codes=wait_all(pids, 60))
+
+
 VALIDATION = """
 val_dataloader = dict(
     batch_size=1, dataset=dict(type='NoisyText', length=[3, 4, 5, 6, 7]),

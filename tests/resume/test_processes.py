@@ -40,6 +40,14 @@ def test_sigterm_in_a_validation_ends_all_at_the_same_step_also_where_they_have_
 
 
 @pytest.mark.long
+def test_a_rank_that_learnt_of_the_signal_from_another_does_not_take_its_own_for_a_second_one(
+    tmp_path,
+):
+    """A launcher passes the signal on to all ranks, and they agree in between."""
+    assert run_module("signals", tmp_path, "stop_one_after_the_other")["codes"] == [75, 75]
+
+
+@pytest.mark.long
 def test_a_second_sigterm_ends_the_run_at_once(tmp_path):
     result = run_module("signals", tmp_path, "stop_twice")
     assert result["codes"] == [128 + 15]

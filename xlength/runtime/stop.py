@@ -148,11 +148,14 @@ class StopHook(Hook):
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked and self._asked_at and now - self._asked_at < SAME_SIGNAL_SECONDS:
+        if self._asked_at and now - self._asked_at < SAME_SIGNAL_SECONDS:
             return
-        if self.asked:
+        if self._asked_at:
             os._exit(128 + number)
-        self.asked, self._asked_at = True, now
+        self._asked_at = now
+        if self.asked:  # another rank had the signal before, and told this one
+            return
+        self.asked = True
         when = "step" if self._validation is None else self._validation.ends_with
         print_log(
             f"SIGTERM: a checkpoint is saved at the end of this {when}, then the run ends with "
