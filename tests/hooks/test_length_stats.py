@@ -4,6 +4,7 @@ import json
 import os
 import re
 import socket
+import time
 from pathlib import Path
 
 import numpy as np
@@ -197,12 +198,23 @@ def test_wrong_options_are_named():
         LengthStatsHook(cost="tokns")
 
 
-def test_ranks_are_compared_and_a_rank_that_ends_stops_nobody(tmp_path):
+def two_ranks(folder, still):
+    """What rank 0 and rank 1 found in real processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(_rank, args=(port, str(tmp_path)), nprocs=2)
-    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
+    mp.spawn(_rank, args=(port, str(folder), still), nprocs=2)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_a_rank_that_stands_still_is_waited_for_as_long_as_is_configured(tmp_path):
+    first, _ = two_ranks(tmp_path, still=True)
+    assert 2 < first["seconds"] < 20, "3 s are configured"
+    assert first["alone"] == ["padding_efficiency", "tokens_per_second"]
+
+
+def test_ranks_are_compared_and_a_rank_that_ends_stops_nobody(tmp_path):
+    first, second = two_ranks(tmp_path, still=False)
     assert first["figures"] == pytest.approx(second["figures"], rel=1e-6)
     figures = first["figures"]
     # Rank 0 computes 2 x 10 tokens of which 14 are real, then 1 x 4; rank 1 1 x 10, then 2 x 4.
@@ -213,7 +225,7 @@ def test_ranks_are_compared_and_a_rank_that_ends_stops_nobody(tmp_path):
     assert second["alone"] is None
 
 
-def _rank(rank, port, folder):
+def _rank(rank, port, folder, still):
     from types import SimpleNamespace
 
     from xlength.hooks.length_stats import LengthStatsHook
@@ -225,7 +237,8 @@ def _rank(rank, port, folder):
     shown = {}
     hub = SimpleNamespace(update_scalar=lambda name, value: shown.update({name: value}))
     loader = SimpleNamespace(sampler=None, batch_size=1)
-    runner = SimpleNamespace(hooks=[], message_hub=hub, train_dataloader=loader, iter=0)
+    cfg = dict(env_cfg=dict(dist_cfg=dict(timeout=3)))
+    runner = SimpleNamespace(hooks=[], message_hub=hub, train_dataloader=loader, iter=0, cfg=cfg)
     hook.before_train(runner)
     hook.before_train_epoch(runner)
     lengths = [[[10, 4], [4]], [[10], [4, 4]]][rank]
@@ -239,9 +252,15 @@ def _rank(rank, port, folder):
     steps()
     figures = {name.removeprefix("train/"): value for name, value in shown.items()}
     shown.clear()
-    alone = None
-    if rank == 0:  # rank 1 has ended its training
+    alone, seconds = None, None
+    if rank == 0:  # rank 1 has ended its training, or stands still
+        begin = time.monotonic()
         steps()
+        seconds = time.monotonic() - begin
         alone = sorted(name.removeprefix("train/") for name in shown)
-    Path(folder, f"{rank}.json").write_text(json.dumps({"figures": figures, "alone": alone}))
+    found = {"figures": figures, "alone": alone, "seconds": seconds}
+    Path(folder, f"{rank}.json").write_text(json.dumps(found))
+    until = time.monotonic() + 30
+    while rank == 1 and still and time.monotonic() < until and not Path(folder, "0.json").exists():
+        time.sleep(0.1)
     os._exit(0)  # gloo's threads can abort an ordinary end

@@ -17,7 +17,7 @@ from xlength.hooks.prediction import predict
 from xlength.loops import TrainLoop
 from xlength.plan.cost import make_cost
 from xlength.registry import HOOKS, register
-from xlength.runtime.host_group import HostGroup
+from xlength.runtime.host_group import HostGroup, configured_timeout
 from xlength.runtime.loaders import is_stream
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
@@ -105,7 +105,7 @@ class LengthStatsHook(Hook):
         """Find the logger and, once, the other ranks."""
         loggers = [hook for hook in runner.hooks if isinstance(hook, LoggerHook)]
         self._logger = loggers[0] if loggers else None
-        self._group = HostGroup("rank_balance")
+        self._group = HostGroup("rank_balance", configured_timeout(runner))
         self._begin()
         check_batch_size(runner.train_dataloader, accumulative_counts_of(runner))
 
