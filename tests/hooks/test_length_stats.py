@@ -196,6 +196,8 @@ def test_wrong_options_are_named():
         LengthStatsHook(interval=0)
     with pytest.raises(ValueError, match="cost"):
         LengthStatsHook(cost="tokns")
+    with pytest.raises(ValueError, match=r"cost=multimodal\(.* several columns .*'attention' or"):
+        LengthStatsHook(cost=dict(type="multimodal", weights=(1, 0.5)))
 
 
 def two_ranks(folder, still):

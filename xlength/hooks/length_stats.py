@@ -77,7 +77,7 @@ class LengthStatsHook(Hook):
 
     Args:
         cost: by which ranks are compared: ``'attention'`` or ``'tokens'``, with its options; see
-            ``make_cost``.
+            ``make_cost``. Not ``'multimodal'``: batches do not tell of patches.
         interval: iterations between lines; by default ``LoggerHook``'s.
     """
 
@@ -85,6 +85,11 @@ class LengthStatsHook(Hook):
 
     def __init__(self, cost: Any = "attention", interval: int | None = None) -> None:
         self.cost = make_cost(cost)
+        if self.cost.weights is not None:
+            raise ValueError(
+                f"cost={self.cost} counts several columns of lengths, but batches tell only one, "
+                "that of tokens: give 'attention' or 'tokens', or either as a dict with its options"
+            )
         if interval is not None and interval < 1:
             raise ValueError(f"interval must be at least 1 iteration, got {interval}")
         self.interval = interval
