@@ -200,6 +200,20 @@ def test_a_checkpoint_without_a_note_is_continued_and_not_begun_anew(here):
     assert "resumed epoch: 0, iter: 4" in result.stdout
 
 
+def test_a_folder_that_is_named_is_answered_with_the_newest_checkpoint_in_it(here, capsys):
+    assert train() == 0
+    assert train("--resume", "run") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    newest = Path("run/last_checkpoint").read_text()
+    assert "run is a folder; name a checkpoint in it (the newest is run/iter_12.pth)" in error
+    assert Path(newest).name == "iter_12.pth"
+    os.mkdir("empty")
+    assert train("--resume", "empty") == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "empty is a folder; a checkpoint is a file" in error
+
+
 def test_a_damaged_checkpoint_that_is_named_is_refused_with_an_offer(here, capsys):
     assert train() == 0
     half("run/iter_12.pth")

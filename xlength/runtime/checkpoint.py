@@ -28,6 +28,8 @@ def trust_checkpoints(trusted: Iterable[str]) -> None:
 def _loader(roots: list[str]) -> Callable[..., Any]:
     def load_from_local(filename: str, map_location: Any = None) -> Any:
         path = os.path.realpath(os.path.expanduser(filename))
+        if os.path.isdir(path):
+            raise IsADirectoryError(f"{filename} is a folder; a checkpoint is a file.")
         if not os.path.isfile(path):
             raise FileNotFoundError(f"{filename} can not be found.")
         own = any(path == root or path.startswith(root + os.sep) for root in roots)

@@ -61,6 +61,11 @@ def prepare_resume(cfg: Any) -> None:
 def _named(checkpoint: str) -> str:
     if not os.path.exists(checkpoint):
         raise InputError(f"there is no checkpoint {checkpoint!r} to resume from")
+    inside = checkpoints_in(checkpoint) if os.path.isdir(checkpoint) else []
+    if inside:  # a strategy may save a checkpoint as a folder, but that holds no others
+        raise InputError(
+            f"{checkpoint} is a folder; name a checkpoint in it (the newest is {inside[0]})"
+        )
     damage = damage_of(checkpoint)
     if damage is None:
         return checkpoint
