@@ -1,7 +1,9 @@
 """Map functions and prompt templates: rows in XTuner's formats -> turns, and what is refused."""
 
 import pytest
+from datasets import Dataset
 
+from tests.datasets.samples import small_tokenizer
 from xlength import (
     MAP_FUNC,
     PROMPT_TEMPLATE,
@@ -9,6 +11,7 @@ from xlength import (
     default_map_fn,
     oasst1_map_fn,
     openai_map_fn,
+    process_hf_dataset,
     template_map_fn_factory,
 )
 from xlength.datasets.build import find_callable
@@ -175,3 +178,73 @@ def test_a_template_can_be_given_by_path_and_unknown_or_broken_ones_are_refused(
         template_map_fn_factory({"SYSTEM": "{system}"})
     with pytest.raises(ValueError, match="the template has no SYSTEM"):
         template_map_fn_factory("minicpm")({"conversation": [turn("q", "a", system="s")]})
+
+
+def talk(row, **more):
+    return {"conversation": [{"input": "q", "output": row["text"]}], **more}
+
+
+def with_late_source(row):
+    return talk(row, source=None if row["i"] < 60 else "web")
+
+
+def with_late_fraction(row):
+    return talk(row, score=1 if row["i"] < 60 else 0.5)
+
+
+def with_one_fraction(row):
+    return talk(row, score=0.5 if row["i"] == 125 else 1)
+
+
+def with_one_text(row):
+    return talk(row, source="web" if row["i"] == 125 else None)
+
+
+def with_two_types(row):
+    return talk(row, source=1 if row["i"] % 2 else "web")
+
+
+def with_one_more_column(row):
+    return talk(row, **({"extra": 1, "more": "x"} if row["i"] in (125, 127) else {"source": "a"}))
+
+
+def prepare_made(map_fn, **options):
+    rows = Dataset.from_list([{"text": f"words {i}", "i": i} for i in range(300)])
+    return process_hf_dataset(
+        rows,
+        tokenizer=small_tokenizer(),
+        max_length=64,
+        dataset_map_fn=map_fn,
+        pack_to_max_length=False,
+        **options,
+    )
+
+
+def test_columns_that_a_map_function_makes_late_have_the_type_of_all_rows():
+    assert prepare_made(with_late_source)["source"][59:61] == [None, "web"]
+    assert prepare_made(with_late_fraction)["score"][59:61] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("map_fn", "message"),
+    [
+        (with_one_fraction, "dataset_map_fn: column 'score' is 0.5 in row 125, which is no int64"),
+        (with_one_text, "dataset_map_fn: column 'source' is 'web' in row 125, which is no null"),
+        (with_two_types, "dataset_map_fn: column 'source' has no type: "),
+    ],
+)
+def test_a_value_of_another_type_than_its_column_is_named(map_fn, message):
+    with pytest.raises(ValueError, match=rf"{message}.*remove_unused_columns=True$"):
+        prepare_made(map_fn)
+    assert len(prepare_made(map_fn, remove_unused_columns=True)) == 300
+
+
+def test_a_column_that_only_some_rows_have_is_warned_about_where_it_is_lost(log_lines):
+    kept = prepare_made(with_one_more_column)
+    assert "extra" not in kept.column_names and kept["source"][124:126] == ["a", None]
+    said = "not kept: extra, more, which dataset_map_fn makes of 2 rows only, the first is row 125"
+    assert sum(said in line for line in log_lines) == 1
+    prepare_made(with_one_more_column)  # from the cache
+    assert sum(said in line for line in log_lines) == 2
+    prepare_made(with_one_more_column, remove_unused_columns=True)
+    assert sum("not kept" in line for line in log_lines) == 2

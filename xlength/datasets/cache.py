@@ -122,6 +122,7 @@ def _counts(made: Dataset) -> dict[str, Any]:
         "empty": _summary(np.flatnonzero(verdicts == EMPTY)),
         "untrained": _summary(np.flatnonzero(verdicts == UNTRAINED)),
         "cut": _summary(np.flatnonzero((verdicts == KEPT) & (cut > 0))),
+        "lost": _lost(made),
         "cut_tokens": int(cut[verdicts == KEPT].sum()),
         "kept": int((verdicts == KEPT).sum()),
         "tokens": int(_numbers(made, "length")[verdicts == KEPT].sum()),
@@ -130,6 +131,16 @@ def _counts(made: Dataset) -> dict[str, Any]:
 
 def _summary(rows: NDArray[np.int64]) -> dict[str, int | None]:
     return {"count": len(rows), "first": int(rows[0]) if len(rows) else None}
+
+
+def _lost(made: Dataset) -> dict[str, Any]:
+    """How many rows have columns that are not kept, the first of them, and the names."""
+    import pyarrow.compute as pc
+
+    lost = arrow_column(made, "xlength_lost")
+    names = {name for text in pc.unique(lost).to_pylist() for name in text.split(", ") if name}
+    rows = np.flatnonzero(pc.not_equal(lost, "").to_numpy()) if names else np.zeros(0, np.int64)
+    return {**_summary(rows), "names": sorted(names)}
 
 
 def _reasons(made: Dataset, rows: Sequence[int] | NDArray[np.int64]) -> list[str]:

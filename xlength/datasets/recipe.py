@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from datasets import Dataset, Features, Value, is_caching_enabled
 from mmengine.logging import print_log
 from numpy.typing import NDArray
@@ -18,8 +19,9 @@ from xlength.datasets import cache
 from xlength.datasets.build import build, find_callable
 from xlength.datasets.chat import ChatEncoder
 from xlength.datasets.hashing import content_hash
+from xlength.datasets.made_columns import made_features, refuse_column
 from xlength.datasets.map_fns import openai_map_fn
-from xlength.datasets.rows import CONVERSATION, TOKENS, VERDICT, Encoder, RowPass, made_features
+from xlength.datasets.rows import CONVERSATION, TOKENS, VERDICT, Encoder, RowPass
 from xlength.datasets.source import data_files, line_of_row, load_source, refuse_broken_line
 from xlength.datasets.templates import is_chat_template
 from xlength.datasets.tokenize import TurnEncoder
@@ -28,7 +30,7 @@ SEED = 0
 """Of the sample that ``max_dataset_length`` takes and of ``shuffle_before_pack``: fixed, so that
 the next start finds the same rows in the cache."""
 
-_VERSION = 1
+_VERSION = 2
 _ROWS_PER_PROCESS = 1000
 
 
@@ -88,8 +90,12 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     num_proc = _num_processes(recipe.map_num_proc, len(rows))
     files = data_files(dataset, recipe.split)
 
+    def where(place: int) -> str:
+        row = place if origin is None else int(origin[place])
+        return f"row {row}{line_of_row(files, row)}"
+
     def judge(counts: dict[str, Any]) -> dict[str, Any]:
-        counts = _name_rows(counts, origin, files)
+        counts = _name_rows(counts, where)
         malformed = counts["malformed"]
         if malformed["count"] and recipe.bad_rows == "error":
             _refuse(malformed, counts, rows, row_pass)
@@ -102,6 +108,9 @@ def prepare_rows(dataset: Any, recipe: Recipe) -> Path:
     except UnicodeDecodeError as error:
         refuse_broken_line(dataset, error)
         raise ValueError(f"dataset: a string in it is no UTF-8: {error}") from error
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        refuse_column(rows, row_pass, features, where, error)
+        raise
     return folder
 
 
@@ -136,6 +145,15 @@ def report(state: Mapping[str, Any], recipe: Recipe) -> None:
     losses = _losses(counts)
     if losses:
         print_log(f"process_hf_dataset: {losses}", logger="current", level=logging.WARNING)
+    lost = counts["lost"]
+    if lost["count"]:
+        print_log(
+            f"process_hf_dataset: not kept: {', '.join(lost['names'])}, which dataset_map_fn makes "
+            f"of {lost['count']} rows only, the first is {lost['where']}; make it of all rows, "
+            "None where there is nothing, to keep it",
+            logger="current",
+            level=logging.WARNING,
+        )
 
 
 def _losses(counts: Mapping[str, Any]) -> str:
@@ -219,7 +237,7 @@ def row_pass_of(
 
 def _choose_columns(rows: Dataset, row_pass: RowPass, remove_unused: bool) -> Features:
     """Set which columns the pass makes; returns the types of all that are kept."""
-    made = made_features(rows, row_pass)
+    made = made_features(rows, row_pass, remove_unused)
     has_turns = row_pass.map_fn is not None or row_pass.template_fn is not None
     for old in row_pass.renames:
         if (
@@ -239,6 +257,7 @@ def _choose_columns(rows: Dataset, row_pass: RowPass, remove_unused: bool) -> Fe
             kind = made.get(name, rows.features.get(name))
             if kind is not None:
                 kept[name] = kind
+    row_pass.keep_all = not remove_unused
     row_pass.keep = [name for name in made if name in kept and name not in TOKENS] + (
         [name for name in TOKENS if name in made] if row_pass.encoder is None else []
     )
@@ -261,15 +280,12 @@ def _num_processes(limit: int | None, num_rows: int) -> int:
     return used
 
 
-def _name_rows(
-    counts: dict[str, Any], origin: NDArray[np.int64] | None, files: Sequence[str]
-) -> dict[str, Any]:
+def _name_rows(counts: dict[str, Any], where: Callable[[int], str]) -> dict[str, Any]:
     """Say of the first row of each kind where it stands in the source."""
-    for kind in ("malformed", "empty", "untrained", "cut"):
+    for kind in ("malformed", "empty", "untrained", "cut", "lost"):
         first = counts[kind]["first"]
         if first is not None:
-            row = first if origin is None else int(origin[first])
-            counts[kind]["where"] = f"row {row}{line_of_row(files, row)}"
+            counts[kind]["where"] = where(first)
     return counts
 
 

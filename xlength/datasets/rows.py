@@ -11,15 +11,19 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from datasets import Dataset, Features, Value
+from datasets import Features, Value
 from datasets.features import Sequence as ListOf
 
 KEPT, MALFORMED, EMPTY, UNTRAINED = range(4)
 
 VERDICT = Features(
-    xlength_verdict=Value("int8"), xlength_reason=Value("string"), xlength_cut=Value("int64")
+    xlength_verdict=Value("int8"),
+    xlength_reason=Value("string"),
+    xlength_cut=Value("int64"),
+    xlength_lost=Value("string"),
 )
-"""What became of a row (see above), why it is malformed, and how many tokens were cut off."""
+"""What became of a row (see above), why it is malformed, how many tokens were cut off, and which
+columns that it has are not kept."""
 
 TOKENS = Features(input_ids=ListOf(Value("int32")), labels=ListOf(Value("int32")))
 
@@ -60,6 +64,7 @@ class RowPass:
         encoder: makes tokens of turns; None where the rows have ``input_ids`` already.
         with_labels: refuse rows without a trainable label.
         keep: names of the columns that ``map_fn`` makes and that stay.
+        keep_all: every other column that ``map_fn`` makes is one that is lost.
         fail_fast: do not tokenise what comes after a malformed row; it will be refused anyway.
     """
 
@@ -70,6 +75,7 @@ class RowPass:
     with_labels: bool
     keep: Sequence[str]
     fail_fast: bool
+    keep_all: bool = False
     failed: bool = False
 
     def __call__(self, batch: Any) -> dict[str, list[Any]]:
@@ -147,7 +153,12 @@ class RowPass:
             "length": 0 if ids is None else len(ids),
             "xlength_verdict": verdict,
             "xlength_reason": outcome.reason,
+            "xlength_lost": self._lost(outcome) if self.keep_all else "",
         }
+
+    def _lost(self, outcome: Outcome) -> str:
+        kept = {*self.columns(), *TOKENS, "conversation"}
+        return ", ".join(sorted(str(name) for name in outcome.columns if name not in kept))
 
 
 @dataclass
@@ -210,23 +221,6 @@ class Row(MutableMapping[str, Any]):
     def copy(self) -> dict[str, Any]:
         """All columns, as a dict."""
         return dict(self)
-
-
-def made_features(rows: Dataset, row_pass: RowPass, look_at: int = 20) -> Features:
-    """Types of the columns that the map function makes, from the first rows that it can use."""
-    made: list[Mapping[str, Any]] = []
-    map_fn = row_pass.map_fn
-    for i in range(min(look_at, len(rows)) if map_fn is not None else 0):
-        assert map_fn is not None
-        try:
-            columns = dict(map_fn(Row(rows[i])) or {})
-        except Exception:  # such rows are counted, and named, in the pass itself
-            continue
-        columns.pop("conversation", None)
-        made.append(columns)
-    names = dict.fromkeys(name for columns in made for name in columns)
-    table = Dataset.from_dict({name: [columns.get(name) for columns in made] for name in names})
-    return Features(table.features)
 
 
 def _turn(turn: Mapping[str, Any]) -> dict[str, Any]:
