@@ -311,6 +311,10 @@ MISTAKES = {
         "type='PlanSampler', plan=dict(type='TokenBudget', max_tokens=99)",
         "needs the line batch_sampler=dict(type='xlength.PlanBatchSampler')",
     ),
+    "dict(type='TrainLoop', max_epochs=2)": (
+        "dict(type='TrainLoop', max_epochs=2, val_interval=0)",
+        "val_interval must be a whole number of at least 1, got 0",
+    ),
     "range(22)": ("rang(22)", "config mistake.py, line 12: NameError: name 'rang' is not defined"),
 }
 

@@ -307,7 +307,17 @@ def test_limits_that_cannot_be_are_refused(tmp_path):
         (dict(), "exactly one of max_iters and max_epochs"),
         (dict(max_iters=3, max_epochs=1), "exactly one of max_iters and max_epochs"),
         (dict(max_iters=2.5), "max_iters must be a whole number of at least 1, got 2.5"),
-        (dict(max_epochs=0), "max_epochs must be above 0, got 0"),
+        (dict(max_iters="abc"), "max_iters must be a whole number of at least 1, got 'abc'"),
+        (dict(max_iters=True), "max_iters must be a whole number of at least 1, got True"),
+        (dict(max_epochs=0), "max_epochs must be a number above 0, got 0"),
+        (dict(max_epochs="3"), "max_epochs must be a number above 0, got '3'"),
+        (dict(max_epochs=float("nan")), "max_epochs must be a number above 0, got nan"),
+        (dict(max_iters=3, val_interval=0), "val_interval must be a whole number of at least 1"),
+        (dict(max_iters=3, val_interval=-5), "val_interval must be a whole .* got -5"),
+        (dict(max_iters=3, val_begin="1"), "val_begin must be a whole number of at least 0"),
+        (dict(max_iters=3, dynamic_intervals=[(2, 0)]), "dynamic_intervals must be pairs"),
+        (dict(max_iters=3, dynamic_intervals=[4]), "dynamic_intervals must be pairs"),
+        (dict(max_iters=3, dynamic_intervals=[(4, 2), (2, 1)]), "by rising iteration, got"),
     ]:
         with pytest.raises(ValueError, match=message):
             train(tmp_path, dict(type="TrainLoop", **cfg))

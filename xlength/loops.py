@@ -17,6 +17,7 @@ from torch import nn
 
 from xlength.datasets.stream_end import EqualSteps
 from xlength.registry import LOOPS, register
+from xlength.runtime.limits import check_limits, check_validation
 from xlength.runtime.loaders import (
     EndlessLoader,
     ends_unequally,
@@ -62,8 +63,8 @@ class TrainLoop(BaseLoop):
             on.
 
     Raises:
-        ValueError: not exactly one of ``max_iters`` and ``max_epochs``, or it is out of its range;
-            no data; ``max_epochs`` for a loader without a length.
+        ValueError: not exactly one of ``max_iters`` and ``max_epochs``, or a number is out of its
+            range; no data; ``max_epochs`` for a loader without a length.
     """
 
     def __init__(
@@ -76,7 +77,8 @@ class TrainLoop(BaseLoop):
         val_interval: int = 1000,
         dynamic_intervals: list[tuple[int, int]] | None = None,
     ) -> None:
-        _check_limits(max_iters, max_epochs)
+        check_limits(max_iters, max_epochs)
+        check_validation(val_begin, val_interval, dynamic_intervals)
         self.dataloader: Any
         super().__init__(runner, dataloader)
         self._seed_of_build = runner.seed
@@ -300,15 +302,3 @@ class TrainLoop(BaseLoop):
         if cut and self.runner.val_loop is not None:
             hub.update_info(CUT_VALIDATION, 0)
             self._validate()
-
-
-def _check_limits(max_iters: int | None, max_epochs: float | None) -> None:
-    if (max_iters is None) == (max_epochs is None):
-        raise ValueError(
-            "give exactly one of max_iters and max_epochs, got "
-            f"max_iters={max_iters} and max_epochs={max_epochs}"
-        )
-    if max_iters is not None and (int(max_iters) != max_iters or max_iters < 1):
-        raise ValueError(f"max_iters must be a whole number of at least 1, got {max_iters}")
-    if max_epochs is not None and not max_epochs > 0:
-        raise ValueError(f"max_epochs must be above 0, got {max_epochs}")
