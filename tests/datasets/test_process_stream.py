@@ -104,6 +104,39 @@ def test_a_malformed_row_is_refused_with_its_text_or_left_out_and_counted(tmp_pa
     assert any("1 rows of this reader so far malformed and left out" in s for s in log_lines)
 
 
+@pytest.mark.parametrize("given", ["config", "stream", "shuffled stream"])
+def test_a_row_that_cannot_be_read_or_used_is_named_by_file_and_line(given, tmp_path):
+    rows = [{**row, "more": "x"} for row in ROWS[:20]]
+    paths = [tmp_path / "good.jsonl", tmp_path / "bad.jsonl"]
+    paths[0].write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = dict(
+        path="json", data_files=[str(path) for path in paths], split="train", streaming=True
+    )
+
+    def read(**more):
+        stream = (
+            dict(type="load_dataset", **config) if given == "config" else load_dataset(**config)
+        )
+        if given == "shuffled stream":
+            stream = stream.shuffle(seed=0, buffer_size=4)
+        return list(stream_hf_dataset(stream, **options(**more)))
+
+    alien = {"messages": [{"role": "alien", "content": "x"}]}
+    lines = [json.dumps(row) for row in [*ROWS[:7], alien, *ROWS[8:12]]]
+    paths[1].write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=rf"unknown role .* \({paths[1]}, line 8\)$"):
+        read()
+    kept = len(read(bad_rows="skip"))
+    paths[1].write_text("\n".join([*lines[:7], *lines[8:]]))
+    assert kept == len(read())
+    paths[1].write_text("\n".join([*lines[:7], '{"messages": [{', *lines[8:]]))
+    for bad_rows in ("error", "skip"):
+        with pytest.raises(
+            ValueError, match=rf"dataset: {paths[1]}, line 8, is broken: .*leave out"
+        ):
+            read(bad_rows=bad_rows)
+
+
 def test_rows_that_teach_nothing_are_left_out_and_logged_ever_more_rarely(tmp_path, log_lines):
     silent = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}
     settings = options()

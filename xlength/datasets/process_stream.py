@@ -12,6 +12,7 @@ from mmengine.logging import print_log
 from xlength.datasets.build import build
 from xlength.datasets.recipe import Recipe, check, check_whole, resolve
 from xlength.datasets.rows import EMPTY, KEPT, MALFORMED, TOKENS, RowPass
+from xlength.datasets.stream_errors import name_broken_lines, place_of
 from xlength.registry import DATASETS, register
 
 _WHY = {EMPTY: "without a conversation"}
@@ -54,7 +55,8 @@ def stream_hf_dataset(
     Args:
         dataset: a ``datasets.IterableDataset``, a dict of such, or a config dict of one.
         tokenizer, max_length, dataset_map_fn, template_map_fn, rename_maps, bad_rows: see
-            ``process_hf_dataset``; malformed rows raise, or with ``'skip'`` are left out.
+            ``process_hf_dataset``; malformed rows raise, or with ``'skip'`` are left out. Broken
+            JSON raises all the same: what comes behind it in its file is not read.
         split: of a dict.
         batch_size: rows that are tokenised at once.
 
@@ -96,6 +98,7 @@ def stream_hf_dataset(
         bad_rows=bad_rows,
     )
     check(recipe)
+    files = name_broken_lines(stream)
     map_fn, template_fn, encoder, _ = resolve(recipe)
     row_pass = RowPass(
         map_fn=map_fn,
@@ -107,7 +110,7 @@ def stream_hf_dataset(
         fail_fast=bad_rows == "error",
     )
     return stream.map(
-        _Usable(row_pass, bad_rows),
+        _Usable(row_pass, bad_rows, files),
         batched=True,
         batch_size=batch_size,
         remove_columns=_column_names(stream),
@@ -128,9 +131,10 @@ def _column_names(stream: IterableDataset) -> list[str]:
 class _Usable:
     """Of a batch of rows, the token ids, labels and lengths of those that can be trained on."""
 
-    def __init__(self, row_pass: RowPass, bad_rows: str) -> None:
+    def __init__(self, row_pass: RowPass, bad_rows: str, files: Sequence[str] = ()) -> None:
         self.row_pass = row_pass
         self.bad_rows = bad_rows
+        self.files = files
         self.counts: dict[str, int] = {}
 
     def __call__(self, batch: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
@@ -154,7 +158,7 @@ class _Usable:
             self.row_pass.failed = False
             raise ValueError(
                 f"dataset: a row is malformed: {reason} (bad_rows='skip' leaves such rows out); "
-                f"the row is {text}"
+                f"the row is {text}{place_of(row, self.files)}"
             )
         self._count(f"malformed and left out ({reason})")
 

@@ -111,7 +111,7 @@ def line_of_row(files: Iterable[str], row: int) -> str:
     """'(FILE, line N)' of a row of JSONL files; empty where it cannot be said."""
     try:
         for path in files:
-            for number, line in _lines(path):
+            for number, line in lines_of(path):
                 if line.startswith(b"["):
                     return ""
                 if row == 0:
@@ -142,7 +142,7 @@ def refuse_empty_files(config: Any) -> None:
 def _has_row(path: str) -> bool:
     """False for a file that is blank or an array without elements."""
     try:
-        head = b"".join(line for _, line in islice(_lines(path), 2))
+        head = b"".join(line for _, line in islice(lines_of(path), 2))
     except OSError:
         return True  # whoever reads it says what is wrong
     return bool(head) and re.fullmatch(rb"\[\s*\]", head) is None
@@ -150,16 +150,16 @@ def _has_row(path: str) -> bool:
 
 def refuse_broken_line(dataset: Any, error: Exception) -> None:
     """Raise ValueError from ``error`` if a JSONL file of a config dict has a broken line."""
-    broken = _broken_line(all_data_files(dataset))
+    broken = broken_line(all_data_files(dataset))
     if broken is not None:
         raise ValueError(f"dataset: {broken}") from error
 
 
-def _broken_line(files: Iterable[str]) -> str | None:
+def broken_line(files: Iterable[str]) -> str | None:
     """Says which line of which JSONL file is broken, or None."""
     for path in files:
         try:
-            for number, line in _lines(path):
+            for number, line in lines_of(path):
                 if number == 1 and line.startswith(b"["):
                     break
                 problem = _problem(line)
@@ -172,7 +172,7 @@ def _broken_line(files: Iterable[str]) -> str | None:
     return None
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+def lines_of(path: str) -> Iterator[tuple[int, bytes]]:
     """(number from 1, line) of the lines that are not blank, without a byte order mark."""
     opener: Any = gzip.open if path.endswith(".gz") else open
     file: IO[bytes]
