@@ -88,7 +88,9 @@ class TrainLoop(BaseLoop):
         self._step = 0
         self._rest: Iterable[Any] | None = None
         self._prepare: Callable[[], None] | None = None
-        self._seeds = WorkerSeeds.install(self.dataloader, get_rank())
+        self._left: int | None = None
+        sampler, _ = sampler_of(self.dataloader)
+        self._seeds = WorkerSeeds.install(self.dataloader, getattr(sampler, "rank", get_rank()))
         self.stop_training = False
         self.val_begin = val_begin
         self.val_interval = val_interval
@@ -174,7 +176,7 @@ class TrainLoop(BaseLoop):
         """
         self._epoch, self._step = epoch, step
         self._rest = self.dataloader if batches is None else batches
-        self._prepare = prepare
+        self._prepare, self._left = prepare, left
         if iteration is not None:
             self._iter = iteration
         if left is not None and self._epochs_asked is not None:
@@ -250,6 +252,7 @@ class TrainLoop(BaseLoop):
         runner = self.runner
         batches, self._rest = self._rest, None
         prepare, self._prepare = self._prepare, None
+        left, self._left = self._left, None
         resumed = batches is not None
         if batches is None:
             self._set_epoch_of_dataset(self._epoch)
@@ -257,7 +260,7 @@ class TrainLoop(BaseLoop):
         runner.call_hook("before_train_epoch")
         runner.model.train()
         if self._seeds is not None:
-            self._seeds.set(runner.seed, self._epoch, self._step)
+            self._seeds.set(runner.seed, self._epoch, self._step, left)
         if prepare is not None:
             batches = prepared(batches, prepare, self._step == 0)
         if self._equal_steps is not None:

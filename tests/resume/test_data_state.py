@@ -374,6 +374,33 @@ def test_another_number_of_ranks_draws_what_is_left_and_the_run_ends_after_its_e
     assert later == fresh.batches[length:]
 
 
+def test_persistent_workers_go_on_to_the_next_epoch_where_the_rest_of_one_was_shorter(tmp_path):
+    """After 2 of the 3 steps of 2 ranks, one rank has 2 steps to do of the 6 of an epoch."""
+    data = loader("LengthGroupedSampler")
+    data["sampler"] = dict(data["sampler"], dp_rank=0, dp_world_size=2)
+    train(tmp_path, EPOCHS, data, stop_after=3)
+    runs = [
+        resume(tmp_path, 2, EPOCHS, loader(num_workers=2, persistent_workers=keep), interval=1000)[
+            0
+        ]
+        for keep in (False, True)
+    ]
+    assert len(runs[0].batches) == 2 + 6 + 6
+    assert runs[0].batches == runs[1].batches
+    assert runs[0].tokens == runs[1].tokens, "other augmentation"
+
+
+def test_ranks_that_share_their_samples_augment_them_alike(tmp_path, monkeypatch):
+    """Of one sequence-parallel group; workers are seeded by the sampler's rank."""
+    data = loader("TokenBudget", num_workers=1)
+    data["sampler"] = dict(data["sampler"], dp_rank=0, dp_world_size=1)
+    tokens = []
+    for rank in (0, 1):
+        monkeypatch.setattr("xlength.loops.get_rank", lambda rank=rank: rank)
+        tokens.append(train(tmp_path / str(rank), EPOCHS, data)[0].tokens)
+    assert tokens[0] == tokens[1]
+
+
 def test_a_sampler_without_a_state_on_another_number_of_ranks_is_refused_by_name(tmp_path):
     data = loader("DefaultSampler")
     _, runner = train(tmp_path, ITERS, data, stop_after=3)

@@ -64,13 +64,13 @@ class WorkerSeeds:
     Args:
         loader: of a map-style data set; its ``worker_init_fn`` (called first) and ``collate_fn``
             are wrapped.
-        rank: of this process.
+        rank: data-parallel, so that ranks that share their samples augment them alike.
     """
 
     def __init__(self, loader: DataLoader[Any], rank: int) -> None:
         self.rank = rank
         self.seed = self.epoch = self.start = 0
-        self.num_batches = len(loader)
+        self.num_batches = self._end = len(loader)
         self._init: Callable[[int], None] | None = loader.worker_init_fn
         self._collate = loader.collate_fn
         loader.worker_init_fn = self.begin
@@ -86,15 +86,18 @@ class WorkerSeeds:
             return None
         return cls(loader, rank) if loader.num_workers > 0 else None
 
-    def set(self, seed: int, epoch: int, start: int) -> None:
+    def set(self, seed: int, epoch: int, start: int, left: int | None = None) -> None:
         """What the next iterator of the loader begins with, in the main process.
 
         Args:
             seed: of the run.
             epoch: from 0.
             start: batches of the epoch that are passed over.
+            left: batches of it that follow, where they are not all the others, as in an epoch that
+                another number of ranks began.
         """
         self.seed, self.epoch, self.start = seed, epoch, start
+        self._end = self.num_batches if left is None else start + left
 
     def begin(self, worker: int) -> None:
         """In a worker, before its first batch."""
@@ -113,9 +116,9 @@ class WorkerSeeds:
         return batch
 
     def _seed(self) -> None:
-        if self._place >= self.num_batches:  # a persistent worker's next batch is of the next epoch
+        if self._place >= self._end:  # a persistent worker's next batch is of the next epoch
             info = get_worker_info()
-            self.epoch += 1
+            self.epoch, self._end = self.epoch + 1, self.num_batches
             self._place = 0 if info is None else info.id
         seed_everything(self.seed, self.epoch, self.rank, self._place)
 
