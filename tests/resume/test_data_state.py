@@ -217,10 +217,12 @@ def test_a_checkpoint_from_before_the_first_step_begins_at_the_first_sample(tmp_
     assert_same_end(resume(tmp_path, "early", ITERS), whole, 0)
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=LONG)])
-def test_a_stream_continues_at_the_next_sample(workers, tmp_path):
+@pytest.mark.parametrize("mode", ["pool", "sliding"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_continues_at_the_next_sample_with_its_augmentation(workers, mode, tmp_path):
+    """What the pool holds is read, and augmented, again."""
     data = stream(num_workers=workers)
-    data["dataset"]["dataset"]["type"] = "TinyText"  # a pool is read ahead
+    data["dataset"]["mode"] = mode
     whole = train(tmp_path, ITERS, data)
     for stop in (3, 7, 13):
         assert_same_end(resume(tmp_path, stop, ITERS, data), whole, stop)
@@ -327,10 +329,9 @@ def test_mmengines_loop_continues_at_the_next_batch_in_the_middle_of_accumulatio
 def test_a_stream_continues_in_mmengines_loop(tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     data = stream()
-    data["dataset"]["dataset"]["type"] = "TinyText"
     cfg = MMENGINE["IterBasedTrainLoop"]
     whole = train(tmp_path, cfg, data, param_scheduler=None)
-    assert resume(tmp_path, 7, cfg, data, param_scheduler=None)[0].batches == whole[0].batches[7:]
+    assert_same_end(resume(tmp_path, 7, cfg, data, param_scheduler=None), whole, 7)
 
 
 def test_more_epochs_than_before_are_trained_and_the_schedule_is_told_about(tmp_path):

@@ -50,6 +50,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         repeat: begin again at the end, for ever; by default in ``TrainLoop(max_iters)`` only.
         shard: how the stream is split, see ``LengthPoolSortDataset``.
         dp_rank, dp_world_size, device_mesh, mesh_dim: see ``data_parallel_info``.
+        seed, reseed: of what the stream draws, see ``LengthPoolSortDataset``; nothing else is
+            random here.
 
     Raises:
         ValueError: an argument out of its range; while reading: a sample is too long, or has no
@@ -69,6 +71,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         dp_world_size: int | None = None,
         device_mesh: Any = None,
         mesh_dim: str | Sequence[str] | None = None,
+        seed: int = 42,
+        reseed: bool | None = None,
     ) -> None:
         self.options = PackOptions(max_length, pool_size, overlong, self._note_overlong)
         self._overlong = 0
@@ -82,6 +86,8 @@ class PackedStream(IterableDataset[dict[str, Any]]):
             dp_world_size=dp_world_size,
             device_mesh=device_mesh,
             mesh_dim=mesh_dim,
+            seed=seed,
+            reseed=reseed,
         )
         # It packs instead of sorting.
         self._reader.options = self.options  # type: ignore[assignment]
@@ -90,8 +96,12 @@ class PackedStream(IterableDataset[dict[str, Any]]):
         loader = loader_of(self)
         if loader is not None:
             check_loader(loader, loader.batch_size)
+            self._reader.read_for(loader)
         self._overlong = 0
-        for pieces in self._reader:
+        return self._packs(iter(self._reader))
+
+    def _packs(self, pools: Iterator[Any]) -> Iterator[dict[str, Any]]:
+        for pieces in pools:
             yield _lay_out(pieces)
         if self._overlong:
             self._warn(f"{self._overlong} samples of the epoch")

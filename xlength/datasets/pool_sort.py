@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mmengine.logging import print_log
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from xlength.datasets.pool_key import Key, SampleCost
 from xlength.datasets.stream_cursor import StreamCursor
@@ -21,6 +21,7 @@ from xlength.datasets.stream_parts import (
     loader_of,
     resolve_shard,
 )
+from xlength.datasets.stream_seeds import StreamSeeds
 from xlength.datasets.stream_source import StreamSource, check_stream, is_one_shot, stream_from
 from xlength.datasets.stream_state import check_stream_state, worker_state
 from xlength.plan.cost import Cost, make_cost
@@ -48,9 +49,9 @@ class LengthPoolSortDataset(IterableDataset[Any]):
     after it was read; with ``separate_packed`` a few are a pool or two later. Every worker of every
     rank holds up to ``pool_size`` samples: 1,000 samples of 4,096 tokens with labels are some 65 MB
     a worker, with images far more. See ``PoolOptions``, ``PoolSorter`` and ``SlidingSorter``.
-    Cost: 2 to 5 microseconds a sample. Reading goes on while a pool is given: one sample is read
-    for each that is given. A state costs as much as some hundred samples; to continue from one,
-    what is held is read again.
+    Cost: 2 to 5 microseconds a sample; under a loader 10 more for what the stream may draw
+    (``reseed``). Reading goes on while a pool is given: one sample is read for each that is given.
+    A state costs as much as some hundred samples; to continue from one, what is held is read again.
 
     Each worker sorts a pool of its own, and a loader takes a batch from each in turn, so ranks with
     equally many workers stay aligned. A loader with ``in_order=False`` is refused.
@@ -81,6 +82,9 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         num_samples: samples of one pass, all ranks together, or one number per shard. Then all
             ranks give equally many (what is left over is logged), and ``len()`` is known.
         dp_rank, dp_world_size, device_mesh, mesh_dim: see ``data_parallel_info``.
+        reseed: whether what the stream draws from Python's, numpy's and torch's generators (random
+            augmentation) depends on ``seed``, epoch, reader and place alone, so that it continues
+            exactly too: see ``StreamSeeds``; by default wherever a loader reads.
 
     Raises:
         ValueError: an argument out of its range.
@@ -110,6 +114,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         dp_world_size: int | None = None,
         device_mesh: Any = None,
         mesh_dim: str | Sequence[str] | None = None,
+        reseed: bool | None = None,
     ) -> None:
         self.dataset = stream_from(dataset)
         check_stream(self.dataset)
@@ -136,6 +141,9 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         self.shard = shard
         self.num_samples = num_samples
         self.repeat = repeat
+        self.seed = seed
+        self.reseed = reseed
+        self._batch_size: int | None = None
         self._epochs, self._notes = Epochs(), Notes()
         self._cursor: StreamCursor | None = None
         self._here = (0, Reader(self.rank, self.world_size))
@@ -150,6 +158,7 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         loader = loader_of(self)
         if loader is not None:
             check_loader(loader, self.micro_batch_size)
+            self.read_for(loader)
         if self._begun and is_one_shot(self.dataset):
             self.check_repeatable()
         self._begun = True
@@ -285,9 +294,19 @@ class LengthPoolSortDataset(IterableDataset[Any]):
             "world_size": self.world_size,
             "num_workers": num_workers,
             "first_worker": 0,
-            "options": {**options, "cost": repr(self.cost.cost), "repeat": bool(self.repeat)},
+            "options": {
+                **options,
+                "cost": repr(self.cost.cost),
+                "repeat": bool(self.repeat),
+                "reseed": self.reseed,
+            },
             "workers": workers,
         }
+
+    def read_for(self, loader: Any) -> None:
+        """The next iterator is read by a loader whose data set this one, or one around it that
+        gives a sample for each of this one's, is."""
+        self._batch_size = loader.batch_size
 
     def _new_cursor(self, epoch: int, reader: Reader) -> StreamCursor:
         shard = resolve_shard(self.dataset, self.shard, self.world_size)
@@ -297,7 +316,10 @@ class LengthPoolSortDataset(IterableDataset[Any]):
                 self.dataset, self.num_samples, self.world_size, reader.num_workers, shard
             )
             share = shares[reader.worker]
-        source = StreamSource(self.dataset, reader, shard, epoch, bool(self.repeat), share)
+        seeds = StreamSeeds.wanted(self.reseed, self.seed, epoch, reader, self._batch_size)
+        if get_worker_info() is None:
+            self._batch_size = None  # the next iterator may be another loader's
+        source = StreamSource(self.dataset, reader, shard, epoch, bool(self.repeat), share, seeds)
         options = self.options
 
         def note(given: int, state: dict[str, Any], ended: bool) -> None:
@@ -331,4 +353,5 @@ class LengthPoolSortDataset(IterableDataset[Any]):
         loader = loader_of(self)
         if loader is not None:
             check_loader(loader, self.micro_batch_size)
+            self.read_for(loader)
         return {**self.__dict__, "_cursor": None}

@@ -85,6 +85,10 @@ class StreamCursor:
 
     def samples(self) -> Iterator[Any]:
         """The rest of the epoch."""
+        seeds, rest = self._source.seeds, self._rest()
+        return rest if seeds is None else seeds.in_batches(rest, lambda: self.given)
+
+    def _rest(self) -> Iterator[Any]:
         state, self._state = self._state, None
         skip, self._skip = self._skip, 0
         if state is not None:

@@ -170,16 +170,17 @@ def _shares_of_shards(
 
 def loader_of(dataset: Any) -> Any:
     """The loader that iterates over a data set now, from the frames of the calls; None if there is
-    none.
+    none. For the data set None, a loader of any.
 
     A data set is not told which loader reads it. In a forked worker, and where it is pickled for
-    a spawned one, the loader is a local variable some calls up.
+    a spawned one, the loader is a local variable of torch's own code some calls up.
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if "loader" in frame.f_code.co_varnames:
+        package = str(frame.f_globals.get("__name__")).split(".")[0]
+        if package in ("torch", "torchdata") and "loader" in frame.f_code.co_varnames:
             loader = frame.f_locals.get("loader")
-            if isinstance(loader, DataLoader) and loader.dataset is dataset:
+            if isinstance(loader, DataLoader) and (dataset is None or loader.dataset is dataset):
                 return loader
         frame = frame.f_back  # type: ignore[assignment]
     return None

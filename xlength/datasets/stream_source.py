@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset
 
 from xlength.arrow import is_hf
 from xlength.datasets.stream_parts import Reader
+from xlength.datasets.stream_seeds import StreamSeeds
 from xlength.runtime.build import build
 
 
@@ -32,6 +33,7 @@ class StreamSource:
         epoch: of the first pass; ``set_epoch`` of the parent gets it, plus the pass.
         repeat: begin again when the stream ends, for ever.
         share: samples to give in every pass; by default all there are.
+        seeds: for what the parent draws; None leaves the generators alone.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class StreamSource:
         epoch: int,
         repeat: bool = False,
         share: int | None = None,
+        seeds: StreamSeeds | None = None,
     ) -> None:
         self.dataset = dataset
         self.reader = reader
@@ -49,6 +52,7 @@ class StreamSource:
         self.epoch = epoch
         self.repeat = repeat
         self.share = share
+        self.seeds = seeds
         self._pass = 0
         self._count = 0
         self._parent: Any = None
@@ -84,6 +88,10 @@ class StreamSource:
             self._count = 0
             self._resumed = None
 
+    def _seeded(self, samples: Iterator[Any], place: int) -> Iterator[Any]:
+        """The samples from a place of the pass on, each made with the seeds of its own."""
+        return samples if self.seeds is None else self.seeds.over(samples, self._pass, place)
+
     def _check_share(self) -> None:
         if self.share is not None and self._count < self.share:
             raise ValueError(
@@ -96,26 +104,25 @@ class StreamSource:
         first, step = self.reader.stride(self.shard)
         parent = self.dataset
         self._parent = None
+        if self.seeds is not None:
+            self.seeds.before_read(self._pass, 0)
         if is_hf(parent, "IterableDataset"):
             parent, first, step = self._split_hf(parent), 0, 1
         if hasattr(parent, "set_epoch"):
             parent.set_epoch(self.epoch + self._pass)
         if _is_indexable(parent):
             indices = range(first + step * self._count, len(parent), step)
-            return (parent[index] for index in indices)
+            return self._seeded((parent[index] for index in indices), self._count)
         skip = self._count
         if has_state(parent):
             if self._resumed is not None:
                 parent.load_state_dict(self._resumed)
                 skip = 0
             self._parent = parent
-        iterator = begin(parent)
-        if step == 1:
-            return islice(iterator, skip, None)
-        if skip == 0 or self._resumed is None:
-            return islice(iterator, first + step * skip, None, step)
-        # The parent stands right behind the last sample that was this reader's.
-        return islice(iterator, step - 1, None, step)
+        if skip < self._count:  # It stands right behind the last sample that was this reader's.
+            first = step - 1
+        own = self._seeded(islice(begin(parent), first, None, step), self._count - skip)
+        return islice(own, skip, None) if skip else own
 
     def _split_hf(self, parent: Any) -> Any:
         """A copy of its own, which ``datasets`` itself splits by worker where there are some."""

@@ -12,14 +12,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 
-def random_states() -> dict[str, Any]:
+def random_states(devices: bool = True) -> dict[str, Any]:
     """The states of Python's, numpy's and torch's generators, of all devices of this process."""
     states: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if devices and torch.cuda.is_available() and torch.cuda.is_initialized():
         states["cuda"] = torch.cuda.get_rng_state_all()
     return states
 
@@ -80,7 +80,7 @@ class WorkerSeeds:
     def install(cls, loader: Any, rank: int) -> WorkerSeeds | None:
         """For a loader with workers; None where there is nothing to seed.
 
-        A stream is not seeded by batches: its workers read ahead.
+        A stream is not seeded by batches, as its workers read ahead: ``StreamSeeds``.
         """
         if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
             return None
