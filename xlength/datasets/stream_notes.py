@@ -65,7 +65,7 @@ class Notes:
     """The last states of every worker, in one small file each, and in memory where there are no
     workers.
 
-    Cost: a few hundred microseconds a note, and less than 100 kB a worker in the folder for
+    Cost: a few hundred microseconds a note, and some 100 kB a worker in the folder for
     temporary files, which goes with the object that made it.
     """
 
