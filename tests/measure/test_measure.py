@@ -261,3 +261,13 @@ def test_half_a_surrogate_pair_is_a_row_that_can_be_left_out(half, tokenizer, tm
     assert measure(path, tmp_path / "a.npy", "--tokenizer", tokenizer, "--bad-rows", "skip") == 0
     assert "1 rows malformed and left out (the first: " in capsys.readouterr().out
     assert np.load(tmp_path / "a.npy").tolist() == prepared(rows[:3] + rows[4:], tokenizer)
+
+
+def test_a_compressed_array_is_refused_with_what_to_do(tmp_path, capsys):
+    path = tmp_path / "data.json.gz"
+    for text in (json.dumps(chats(20), indent=1), "\ufeff \n" + json.dumps(chats(20))):
+        path.write_bytes(gzip.compress(text.encode()))
+        for bad_rows in ("error", "skip"):
+            assert measure(path, tmp_path / "l.npy", "--bad-rows", bad_rows) == 2
+            said = capsys.readouterr().err
+            assert f"{path}: it holds a JSON array" in said and "gunzip it first" in said

@@ -1,6 +1,6 @@
 """Token lengths of a data set, as training would make them: lengths.npy and a side file.
 
-SOURCE is a JSON, JSONL (also .gz) or Parquet file, a folder of such files, a folder that the
+SOURCE is a JSON, JSONL, JSONL.gz or Parquet file, a folder of such files, a folder that the
 datasets library saved, or a config (or its name). Rows are mapped, written with the template,
 tokenised and left out as process_hf_dataset does it, but no tokens are kept. The result is int32,
 one length per sample that is trained on, negative for text in a set with images.

@@ -16,6 +16,7 @@ from xlength.datasets.json_rows import JsonRows, json_problem, text_problem
 BLOCK_ROWS = 2048
 _LEAST_BYTES, _MOST_BYTES = 256 << 10, 4 << 20
 _BLOCKS = 64
+_HEAD = 4096
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -151,7 +152,11 @@ def block_bytes_of(path: Path) -> int:
 
 
 def file_blocks(path: Path, block_bytes: int, skip: int = 0) -> Iterator[Block]:
-    """The blocks of a JSON or JSONL file (also ``.gz``), from block ``skip`` on."""
+    """The blocks of a JSON or JSONL file (JSONL also ``.gz``), from block ``skip`` on.
+
+    Raises:
+        ValueError: the file cannot be read.
+    """
     if path.suffix == ".gz":
         yield from _compressed(path, block_bytes, skip)
     elif _is_array(path):
@@ -172,6 +177,8 @@ def _compressed(path: Path, block_bytes: int, skip: int) -> Iterator[Block]:
     lines: list[bytes] = []
     held = number = 0
     with gzip.open(path, "rb") as file:
+        if _begins_array(file.peek(_HEAD)):
+            raise ValueError("it holds a JSON array, which is read unpacked only: gunzip it first")
         for line in file:
             lines.append(line)
             held += len(line)
@@ -192,8 +199,11 @@ def table_blocks(table: int, block_rows: int = BLOCK_ROWS, skip: int = 0) -> Ite
 
 def _is_array(path: Path) -> bool:
     with open(path, "rb") as file:
-        head = file.read(4096).removeprefix(_BOM).lstrip()
-    return head.startswith(b"[")
+        return _begins_array(file.read(_HEAD))
+
+
+def _begins_array(head: bytes) -> bool:
+    return head.removeprefix(_BOM).lstrip().startswith(b"[")
 
 
 def counts_lines(path: Path) -> bool:
