@@ -2,8 +2,6 @@
 dropout, learning rates and weights."""
 
 import pytest
-from mmengine.evaluator import BaseMetric
-from mmengine.registry import METRICS
 from mmengine.runner import Runner
 
 import tests.tiny as tiny
@@ -146,21 +144,6 @@ def test_hard_input_29_a_seed_that_was_drawn_is_that_of_the_resumed_run(
     assert_same_end(resume(tmp_path, 8, cfg, data, seed=None), whole, 8)
 
 
-def test_a_rank_with_a_sample_less_than_rank_0_goes_on_after_the_end_of_an_epoch(tmp_path):
-    """Rank 0 of 2 draws 11 of 21 samples, rank 1 draws 10; both make 3 batches of them."""
-
-    def of_rank(rank):
-        data = loader(lengths=LENGTHS[:21])
-        data["sampler"] = dict(data["sampler"], dp_rank=rank, dp_world_size=2)
-        return data
-
-    train(tmp_path / "cut", ITERS, of_rank(0), stop_after=4)  # writes the checkpoint
-    whole = train(tmp_path / "whole", ITERS, of_rank(1))
-    for at in (3, 2):  # resumed ranks write their own
-        rest, _ = resume(tmp_path / "cut", at, ITERS, of_rank(1))
-        assert rest.batches == whole[0].batches[at:]
-
-
 CHANGES = {
     "data": (dict(lengths=LENGTHS[:-1] + [9]), "the lengths of the data .fingerprint. was"),
     "number": (dict(lengths=LENGTHS[:-1]), "the number of samples was 22 and is 21"),
@@ -239,50 +222,6 @@ def test_validation_does_not_change_what_training_draws(tmp_path):
     cfg = dict(type="TrainLoop", max_iters=9, val_begin=1, val_interval=4)
     whole = train(tmp_path, cfg, **val)
     assert_same_end(resume(tmp_path, 4, cfg, **val), whole, 4)
-
-
-@METRICS.register_module(force=True)
-class Falling(BaseMetric):
-    """Best at the first validation."""
-
-    calls = 0
-
-    def process(self, data_batch, data_samples):
-        self.results.append(0)
-
-    def compute_metrics(self, results):
-        self.calls += 1
-        return {"score": -self.calls}
-
-
-def plain_stream():
-    data = stream()
-    data["dataset"]["dataset"]["type"] = "TinyText"  # a pool is read ahead
-    return data
-
-
-@pytest.mark.parametrize("data", [loader, plain_stream])
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_the_best_checkpoint_is_continued_like_any_other_but_for_the_optimiser(
-    data, accumulate, tmp_path
-):
-    """Data, augmentation and dropout; mmengine saves no optimiser with it."""
-    options = dict(
-        val_dataloader=loader("DefaultSampler", LENGTHS[:4]),
-        val_cfg=dict(),
-        val_evaluator=dict(type="Falling"),
-        checkpoint=dict(save_best="score", rule="greater", save_last=False),
-        interval=100,
-        accumulate=accumulate,
-    )
-    cfg = dict(type="TrainLoop", max_iters=9, val_interval=4)
-    whole, _ = train(tmp_path, cfg, data(), **options)
-    rest, runner = resume(tmp_path, "best_score_iter_4", cfg, data(), **options)
-    done = 4 - 4 % accumulate
-    assert rest.batches == whole.batches[done:]
-    assert rest.tokens == whole.tokens[done:], "other augmentation"
-    assert "no random states" not in log_of(runner)
-    assert "passing over them" not in log_of(runner)
 
 
 MMENGINE = {
@@ -373,33 +312,6 @@ def test_another_number_of_ranks_draws_what_is_left_and_the_run_ends_after_its_e
     assert sorted(i for batch in first for i in batch) == sorted(set(range(22)) - drawn)
     fresh = train(tmp_path / "fresh", EPOCHS, loader(sampler))[0]
     assert later == fresh.batches[length:]
-
-
-def test_persistent_workers_go_on_to_the_next_epoch_where_the_rest_of_one_was_shorter(tmp_path):
-    """After 2 of the 3 steps of 2 ranks, one rank has 2 steps to do of the 6 of an epoch."""
-    data = loader("LengthGroupedSampler")
-    data["sampler"] = dict(data["sampler"], dp_rank=0, dp_world_size=2)
-    train(tmp_path, EPOCHS, data, stop_after=3)
-    runs = [
-        resume(tmp_path, 2, EPOCHS, loader(num_workers=2, persistent_workers=keep), interval=1000)[
-            0
-        ]
-        for keep in (False, True)
-    ]
-    assert len(runs[0].batches) == 2 + 6 + 6
-    assert runs[0].batches == runs[1].batches
-    assert runs[0].tokens == runs[1].tokens, "other augmentation"
-
-
-def test_ranks_that_share_their_samples_augment_them_alike(tmp_path, monkeypatch):
-    """Of one sequence-parallel group; workers are seeded by the sampler's rank."""
-    data = loader("TokenBudget", num_workers=1)
-    data["sampler"] = dict(data["sampler"], dp_rank=0, dp_world_size=1)
-    tokens = []
-    for rank in (0, 1):
-        monkeypatch.setattr("xlength.loops.get_rank", lambda rank=rank: rank)
-        tokens.append(train(tmp_path / str(rank), EPOCHS, data)[0].tokens)
-    assert tokens[0] == tokens[1]
 
 
 def test_a_sampler_without_a_state_on_another_number_of_ranks_is_refused_by_name(tmp_path):
