@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 on success, 1 after a crash (with its traceback), 2 on bad input (with one
-            line).
+            line), 130 after Ctrl-C.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or argv[0] in ("-h", "--help"):
@@ -40,16 +40,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"xlength {__version__}")
         return 0
     try:
-        module = _module_of(argv[0])
+        return _run(argv[0], argv[1:])
+    except KeyboardInterrupt:
+        print(f"\nxlength: {argv[0]} was interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(command: str, argv: Sequence[str]) -> int:
+    try:
+        module = _module_of(command)
     except InputError as error:
         return report_bad_input(error)
     parser = argparse.ArgumentParser(
-        prog=f"xlength {argv[0]}",
+        prog=f"xlength {command}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    args = parser.parse_args(argv[1:])
+    args = parser.parse_args(argv)
     try:
         return module.run(args) or 0
     except (InputError, *getattr(module, "BAD_INPUT", ())) as error:

@@ -3,7 +3,9 @@
 CONFIG is a file or the name of a config that comes with xlength (see xlength list-cfg). The
 process ends with code 0 after a whole run, 2 on a mistake in the arguments or the config, 1 after
 a crash, 75 after SIGTERM: then it has saved a checkpoint at the end of the running step, and
---resume continues exactly there. A second SIGTERM ends it at once.
+--resume continues exactly there. A second SIGTERM ends it at once. Ctrl-C ends it at once with 130;
+--resume continues from the last checkpoint. torchrun makes all of these 1; tools/dist_train.sh
+passes them on.
 """
 
 from __future__ import annotations

@@ -32,6 +32,14 @@ _HOST_DEVICES = ("cpu", "mps")
 _AMP_ONLY = ("dtype", "loss_scale", "use_fsdp")
 
 
+def rank_of_launch() -> int:
+    """This process's rank as its launcher says it, also before there is a process group."""
+    for name in ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
+        if name in os.environ:
+            return int(os.environ[name])
+    return 0
+
+
 def has_accelerator() -> bool:
     """Whether mmengine would train on a device with its own collectives (not a CPU, not mps)."""
     return get_device() not in _HOST_DEVICES

@@ -19,9 +19,7 @@ from xlength.runtime.atomic import (
     write_file,
 )
 from xlength.runtime.checkpoint import seed_of, trust_checkpoints
-
-_RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
-"""Where launchers say the rank; the process group may not be there yet."""
+from xlength.runtime.environment import rank_of_launch
 
 
 def prepare_resume(cfg: Any) -> None:
@@ -104,7 +102,6 @@ def _note(work_dir: Path, checkpoint: Path) -> None:
     writing a checkpoint leaves the name of the one before."""
     note = work_dir / "last_checkpoint"
     named = Path(note.read_text().strip()) if note.is_file() else None
-    ranks = (os.environ.get(name) for name in _RANKS)
     checkpoint = Path(os.path.abspath(checkpoint))
-    if named != checkpoint and next((rank for rank in ranks if rank is not None), "0") == "0":
+    if named != checkpoint and rank_of_launch() == 0:
         write_file(note, str(checkpoint).encode())

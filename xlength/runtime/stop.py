@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -233,6 +234,13 @@ class EndHook(Hook):
     def after_val(self, runner: Any) -> None:
         """End, behind hooks that put the model back."""
         self.stop.end_behind_validation(runner)
+
+
+def leave_mark() -> None:
+    """Tell ``tools/torchrun.py``, which started this process, that it ends with ``STOPPED``."""
+    mark = os.environ.get("XLENGTH_STOP_MARK")
+    if mark is not None:
+        Path(mark).touch()
 
 
 def stop_on_sigterm(runner: Any) -> None:

@@ -28,9 +28,10 @@ from xlength.runtime.environment import (
     leave_process_group,
     prepare_environment,
 )
+from xlength.runtime.interrupt import Progress
 from xlength.runtime.position import ResumeError
 from xlength.runtime.resuming import prepare_resume
-from xlength.runtime.stop import STOPPED, Stopped, stop_on_sigterm
+from xlength.runtime.stop import STOPPED, Stopped, leave_mark, stop_on_sigterm
 from xlength.runtime.wrappers import announce_last_micro_steps
 from xlength.samplers.check import accumulative_counts_of, check_batch_size
 
@@ -44,8 +45,17 @@ def train(args: Namespace) -> int:
     Raises:
         InputError: the arguments or the config are wrong.
     """
-    cfg = load_config(args)
-    start = TrainingStart()
+    progress = Progress(args)
+    try:
+        with progress.interruptible():
+            return _train(args, progress)
+    except KeyboardInterrupt:
+        progress.end()
+
+
+def _train(args: Namespace, progress: Progress) -> int:
+    cfg = progress.cfg = load_config(args)
+    start = TrainingStart(progress)
     try:
         check_config(cfg)
         prepare_environment(cfg, args.launcher)
@@ -59,10 +69,13 @@ def train(args: Namespace) -> int:
         runner.train()
     except Stopped as stopped:
         print_log(str(stopped), "current", logging.WARNING)
+        leave_mark()
         return leave_process_group(STOPPED)
     except (InputError, ResumeError) as error:
         return _fail(InputError(f"{args.config}: {error}"), error)
     except Exception as error:
+        if progress.interrupted:
+            raise KeyboardInterrupt from error
         message = None if start.reached else explain(error, cfg)
         if message is None:
             return _fail(error)
@@ -87,14 +100,29 @@ def _add_hooks(runner: Any) -> None:
 
 
 class TrainingStart(Hook):
-    """Notes that everything is built and the first step is due."""
+    """Notes that everything is built and the first step is due.
 
-    reached = False
+    Args:
+        progress: what is told.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self.progress = progress
+
+    @property
+    def reached(self) -> bool:
+        return self.progress.runner is not None
 
     def before_train(self, runner: Any) -> None:
-        self.reached = True
+        self.progress.runner = runner
         announce_last_micro_steps(runner)
         check_batch_size(runner.train_dataloader, accumulative_counts_of(runner))
+
+    def after_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Any = None, outputs: Any = None
+    ) -> None:
+        if self.progress.interrupted:  # and the exception was lost
+            raise KeyboardInterrupt
 
 
 def _fail(error: BaseException, cause: BaseException | None = None) -> int:
