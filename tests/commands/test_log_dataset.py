@@ -50,6 +50,25 @@ def test_samples_are_shown_as_text_with_what_is_trained_marked(config, capsys):
     assert "<|im_end|>]]" in out
 
 
+def test_a_stream_inside_a_pool_is_shown_as_text_too(config, capsys):
+    # The tokenizer is the inner data set's only: no variable of the config has this name.
+    inner = config.read_text().split("dataset=dict(\n", 1)[1].split("        pack_to_max", 1)[0]
+    inner = inner.replace("process_hf_dataset", "stream_hf_dataset")
+    inner = inner.replace("type='load_dataset'", "type='datasets.load_dataset'")
+    inner = inner.replace("path='json',", "path='json', split='train', streaming=True,")
+    tokenizer = config.read_text().split("train_dataloader", 1)[0]
+    config.write_text(
+        f"made_with{tokenizer.removeprefix('tokenizer')}"
+        "train_dataloader = dict(\n"
+        "    batch_size=4,\n"
+        "    dataset=dict(type='LengthPoolSortDataset', pool_size=8, dataset=dict(\n"
+        f"{inner.replace('tokenizer=tokenizer', 'tokenizer=made_with')})),\n"
+        "    collate_fn=dict(type='default_collate_fn'))\n"
+    )
+    assert main(["log-dataset", str(config), "--num-samples", "1"]) == 0
+    assert "<|im_start|>assistant\n[[the quick" in capsys.readouterr().out
+
+
 def test_masked_text_hides_the_question(config, capsys):
     assert main(["log-dataset", str(config), "--show", "masked_text", "--num-samples", "1"]) == 0
     out = capsys.readouterr().out

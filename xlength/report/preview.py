@@ -66,19 +66,24 @@ def _flat(values: Any) -> NDArray[np.int64]:
 
 
 def tokenizer_of(cfg: Any, loader: Any, dataset: Any) -> Any:
-    """The tokenizer that a config's data are made with; None where neither says one.
+    """The tokenizer that a config's data are made with, at whatever depth of data sets around data
+    sets; None where neither says one.
 
     Args:
         cfg: the config.
         loader: of the config, with the data set's.
         dataset: as built.
     """
-    for owner in (dataset, getattr(dataset, "processor", None)):
-        own = getattr(owner, "tokenizer", None)
-        if own is not None:
-            return own
-    inner = loader.get("dataset") if isinstance(loader, Mapping) else None
-    given = cfg.get("tokenizer") or (inner.get("tokenizer") if isinstance(inner, Mapping) else None)
+    while dataset is not None:
+        for owner in (dataset, getattr(dataset, "processor", None)):
+            own = getattr(owner, "tokenizer", None)
+            if own is not None:
+                return own
+        dataset = getattr(dataset, "dataset", None)
+    given, inner = cfg.get("tokenizer"), loader
+    while not given and isinstance(inner, Mapping):
+        inner = inner.get("dataset")
+        given = inner.get("tokenizer") if isinstance(inner, Mapping) else None
     found = build(given)
     return found if hasattr(found, "decode") else None
 
