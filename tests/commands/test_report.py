@@ -9,7 +9,9 @@ from mmengine.config import Config
 import tests.tiny  # noqa: F401  registers the data
 from tests.report.test_measures import tool_chats
 from xlength.cli import main
+from xlength.commands import InputError
 from xlength.plan.groups import fingerprint
+from xlength.report.configs import parse_options
 
 KEYS = {
     "name",
@@ -234,3 +236,26 @@ def test_the_report_needs_no_matplotlib_where_no_figures_are_asked_for(lengths):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_brackets_in_a_files_name_are_printed_as_they_are(lengths, tmp_path, capsys):
+    path = lengths.rename(tmp_path / "lengths[v2][bold].npy")
+    assert main(["report", str(path), "--world-size", "2", "--batch-size", "4"]) == 0
+    assert "lengths[v2][bold].npy: 1,500 samples" in capsys.readouterr().out
+
+
+def test_a_negative_seed_is_refused_by_name(lengths, capsys):
+    with pytest.raises(SystemExit):
+        main(["report", str(lengths), "--seed", "-1"])
+    assert "--seed: must be at least 0, got -1" in capsys.readouterr().err
+
+
+def test_settings_on_the_command_line_are_read_as_mmengine_reads_them():
+    pairs = ["a.b=1", "c=[1,(2,x)]", "d=True", "e=f=g", "h=None", "i=1,2"]
+    found = parse_options(pairs)
+    assert found == {"a.b": 1, "c": [1, (2, "x")], "d": True, "e": "f=g", "h": None, "i": [1, 2]}
+    assert parse_options(None) == {}
+    for pair, what in (("a", "KEY=VALUE, got 'a'"), ("a=[(1,2]", "a=[(1,2]: Imbalanced brackets")):
+        with pytest.raises(InputError) as error:
+            parse_options([pair])
+        assert what in str(error.value)

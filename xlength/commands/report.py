@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-length", type=_positive, metavar="N", help="cut samples to this many tokens")
     add("--max-tokens", type=_positive, metavar="N", help="of a TokenBudget batch and of a pack")
     add("--window", type=_positive, metavar="N", help="of TokenBudget; by default it is chosen")
-    add("--seed", type=int, default=0)
+    add("--seed", type=_seed, default=0)
     add("--shape", metavar="SHAPE", help="lognormal:5.5,1.0:8,8192, capped, wikipedia, ...")
     add("--num-samples", type=_positive, default=100_000, metavar="N", help="of a shape")
     add("--json", metavar="FILE", help="write all figures to FILE")
@@ -68,6 +68,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="that a worker reads and encodes, for --stream: then the warm-up is in seconds too",
     )
     add("--cfg-options", nargs="+", metavar="KEY=VALUE", help="settings that override the config's")
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {value}")
+    return value
 
 
 def _positive(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -139,13 +140,16 @@ def parse_options(pairs: Sequence[str] | None) -> dict[str, Any]:
     """The pairs of ``--cfg-options``, values read as mmengine reads them."""
     from mmengine.config import DictAction
 
-    options: dict[str, Any] = {}
+    read = DictAction(["--cfg-options"], "options", nargs="+")
+    found = argparse.Namespace(options={})
     for pair in pairs or ():
-        key, equals, value = pair.partition("=")
-        if not equals:
+        if "=" not in pair:
             raise InputError(f"--cfg-options takes KEY=VALUE, got {pair!r}")
-        options[key] = DictAction._parse_iterable(value)
-    return options
+        try:
+            read(argparse.ArgumentParser(), found, [pair])
+        except AssertionError as error:  # of brackets
+            raise InputError(f"--cfg-options {pair}: {error}") from error
+    return dict(found.options)
 
 
 def open_config(cfg: Any, name: str) -> tuple[Mapping[str, Any], Any]:

@@ -49,12 +49,13 @@ def print_report(report: Report) -> None:
     """Print it to the terminal, as wide as that is; where there is none, in all columns."""
     from rich.console import Console
 
-    console = Console(width=terminal_width(_WIDE), highlight=False)
+    # Names of files may look like markup.
+    console = Console(width=terminal_width(_WIDE), highlight=False, markup=False, emoji=False)
     console.print(report.headline(), style="bold")
     console.print(_table(report, console.width))
     notes = {row.strategy.name: row.strategy.note for row in report.rows if row.strategy.note}
     for name, note in notes.items():
-        console.print(f"{name}: {note}", style="dim", markup=False)
+        console.print(f"{name}: {note}", style="dim")
     if report.curve:
         console.print(
             "TokenBudget by window: "
