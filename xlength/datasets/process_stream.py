@@ -44,8 +44,8 @@ def stream_hf_dataset(
             type='LengthPoolSortDataset', pool_size=512, micro_batch_size=8,
             dataset=dict(
                 type='stream_hf_dataset', tokenizer=..., max_length=2048,
-                dataset=dict(type='load_dataset', path='json', data_files='chats/*.jsonl',
-                             split='train', streaming=True),
+                dataset=dict(type='datasets.load_dataset', path='json',
+                             data_files='chats/*.jsonl', split='train', streaming=True),
                 dataset_map_fn='openai_map_fn',
                 template_map_fn=dict(type='template_map_fn_factory', template='qwen_chat')))
 
