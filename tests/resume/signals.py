@@ -81,6 +81,27 @@ def stop_two_ranks(folder):
     return stop(folder, 2)
 
 
+def stop_by_epoch(folder):
+    """In epoch 1, with checkpoints that are saved and called by epochs."""
+    was = "by_epoch=False, interval=3, max_keep_ckpts=2"
+    now = "by_epoch=True, interval=1, max_keep_ckpts=1, filename_tmpl='ep{}.pth'"
+    for name, slow in (("whole", 0), ("cut", 0.05)):
+        run = prepare(folder, name, slow=slow)
+        text = config_file(run).read_text()
+        assert was in text
+        config_file(run).write_text(text.replace(was, now))
+    run_killed(folder / "whole", lambda attempt: 1, 0, random.Random(0))
+    cut = folder / "cut"
+    pids = fork_ranks(cut, 1)
+    wait_for_steps(cut, 17)
+    os.kill(pids[0], signal.SIGTERM)
+    codes = wait_all(pids, 60)
+    done = max(iteration for iteration, _ in entries(cut, 0)) + 1
+    files = sorted(path.name for path in cut.glob("*.pth"))
+    run_killed(cut, lambda attempt: 1, 0, random.Random(0))
+    return dict(codes=codes, done=done, files=files, problems=compare(folder / "whole", cut, 1))
+
+
 def stop_with_workers(folder):
     return stop(folder, 1, workers=2)
 

@@ -20,6 +20,14 @@ def test_sigterm_to_one_rank_saves_at_the_end_of_a_step_and_ends_all_with_75(ran
     assert result["problems"] == []
 
 
+@pytest.mark.long
+def test_sigterm_saves_by_iteration_where_checkpoints_go_by_epochs_and_keeps_those(tmp_path):
+    result = run_module("signals", tmp_path, "stop_by_epoch")
+    assert result["codes"] == [75]
+    assert result["files"] == ["ep1.pth", f"iter_{result['done']}.pth"]
+    assert result["problems"] == []
+
+
 def test_sigterm_to_the_whole_group_leaves_the_workers_to_the_step_that_saves(tmp_path):
     """As ``timeout`` and launchers send it."""
     result = run_module("signals", tmp_path, "stop_with_workers")

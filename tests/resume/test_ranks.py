@@ -1,4 +1,4 @@
-"""Positions that another rank, or another number of ranks, has saved, and what workers draw there."""
+"""Positions that another rank, or another number of ranks, has saved, and workers after that."""
 
 from tests.resume.runs import LENGTHS, loader, resume, train
 
