@@ -94,6 +94,18 @@ def test_the_last_whole_one_is_found_also_without_a_note(tmp_path):
     assert [path for path, _ in damaged] == paths[::-1]
 
 
+def test_checkpoints_with_a_name_of_the_users_are_found_by_that_of_the_last(tmp_path):
+    paths = [save(tmp_path / f"step-{n}.v2.pth", n) for n in (4, 8, 12)]
+    for time, path in enumerate(paths):
+        os.utime(path, (time, time))
+    save(tmp_path / "weights-7.pth")
+    assert checkpoints_in(tmp_path) == []
+    (tmp_path / "last_checkpoint").write_text(str(paths[1]))
+    assert checkpoints_in(tmp_path) == paths[::-1]
+    paths[2].write_bytes(b"PK")
+    assert last_whole(checkpoints_in(tmp_path))[0] == paths[1]
+
+
 CONFIG = """
 custom_imports = dict(imports=['xlength', 'tests.train_helpers'])
 model = dict(

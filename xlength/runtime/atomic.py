@@ -85,17 +85,16 @@ def damage_of(path: str | Path) -> str | None:
 
 
 def checkpoints_in(work_dir: str | Path) -> list[Path]:
-    """Checkpoints of a run, newest first: that of ``last_checkpoint``, then by when they were
-    written."""
+    """Checkpoints of a run, newest first by when they were written: those with mmengine's names,
+    that of ``last_checkpoint``, and others that are called like it."""
     folder = Path(work_dir)
-    found = [
-        path
-        for path in folder.glob("*.pth")
-        if re.fullmatch(r"(iter|epoch)_\d+\.pth", path.name) and path.exists()
-    ]
-    found.sort(key=lambda path: (path.stat().st_mtime_ns, _number(path)), reverse=True)
     note = folder / "last_checkpoint"
     last = Path(note.read_text().strip()) if note.is_file() else None
+    names = r"(iter|epoch)_\d+\.pth"
+    if last is not None:  # others that are called like it
+        names += "|" + re.sub(r"\d+", r"\\d+", re.escape(last.name))
+    found = [p for p in folder.glob("*.pth") if re.fullmatch(names, p.name) and p.exists()]
+    found.sort(key=lambda path: (path.stat().st_mtime_ns, _number(path)), reverse=True)
     if last is not None and last.name:
         last = last if last.exists() else folder / last.name  # the folder may have been moved
         # A kill between the two leaves a checkpoint that is newer than the note.
