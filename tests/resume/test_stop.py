@@ -19,7 +19,7 @@ LOOPS = {
 @pytest.fixture(autouse=True)
 def same_handler(monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
 
