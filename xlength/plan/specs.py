@@ -36,8 +36,10 @@ class FixedBatch:
     is communicated. ``len()`` is the same in every epoch because it follows from the number of
     samples alone.
 
-    Learning rate: token counts differ between steps; the token-weighted loss makes each token count
-    the same, so nothing is to be scaled.
+    Learning rate: the token-weighted loss makes the tokens of an optimiser step count the same, on
+    all ranks and micro-steps, so nothing is to be scaled. Steps of short samples move the weights
+    about as far as others, so short samples weigh more than in random batches; docs/tuning.md has
+    the held-out losses.
 
     Args:
         batch_size: rows of every batch.
@@ -127,8 +129,9 @@ class TokenBudget:
     sets), it doubles its windows until they fit, at the latest when one holds all samples, which
     takes the fewest batches possible.
 
-    Learning rate: the number of rows differs between steps; the token-weighted loss makes each
-    token count the same, so nothing is to be scaled.
+    Learning rate: steps have about equally many tokens, and the token-weighted loss makes each of
+    them count the same, so nothing is to be scaled for the varying number of rows. A budget above
+    the tokens of the batches before makes fewer and larger steps, as any larger batch size does.
 
     Args:
         max_tokens: rows x longest of a batch, at most; no sample may be longer. What fits the
