@@ -10,7 +10,7 @@ from typing import Any
 from mmengine.logging import print_log
 
 from xlength.datasets.stream_parts import Reader
-from xlength.samplers.state import differences
+from xlength.runtime.state_differences import differences
 
 _RULES = {
     "version": "the state's layout",
